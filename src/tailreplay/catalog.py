@@ -1,0 +1,324 @@
+"""Who decides: the tree of pages, token-level matching, pins and eviction. No tensors and no I/O.
+
+A page moves through ``admit`` (it gets a slot; its bytes may be written) and ``commit`` (it can be matched), and leaves
+by eviction. Every slot belongs to one page or is free, so the byte limit holds at all times.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tailreplay.errors import CacheConfigError
+from tailreplay.eviction import LeastRecentlyUsed
+from tailreplay.keys import TOKEN_BYTES, Namespace, page_key
+from tailreplay.page import Page, root_page
+from tailreplay.provenance import Provenance
+from tailreplay.sizes import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Longest reusable prefix of a prompt.
+
+    Attributes
+    ----------
+    tokens : int
+        Length m. It may end inside the last page.
+    pages : tuple of Page
+        ``ceil(m / page_size)`` pages, in order.
+    stop : str
+        Why it went no further: "end" (nothing left to match), "unseen" (the cache holds nothing after it), "diverged"
+        (what it holds continues with other tokens) or "approximate" (exact mode met a page that is not exact).
+    """
+
+    tokens: int
+    pages: tuple[Page, ...]
+    stop: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Answer to `Catalog.admit`.
+
+    Attributes
+    ----------
+    page : Page or None
+        The page to go on from, pinned once; None if nothing can be stored (`reason` says why).
+    fill : Page or None
+        Whose slot must be written and committed: `page` itself, or a stand-in whose better bytes replace those of
+        `page` at commit. None if an equally good page is there already.
+    reason : str
+        "", "full" (every page is pinned or an inner one), "covered" (a longer page holds the same tokens) or "busy"
+        (another writer is just writing this page).
+    """
+
+    page: Page | None
+    fill: Page | None = None
+    reason: str = ""
+
+
+class Catalog:
+    """Tree of pages over a fixed number of slots. Not thread-safe: `tailreplay.cache.PrefixCache` holds the lock.
+
+    Parameters
+    ----------
+    page_size : int
+        Tokens a page, a multiple of 16.
+    limit_bytes : int
+        Hard limit of the store.
+    page_bytes : int
+        Bytes of one page's slot.
+
+    Raises
+    ------
+    CacheConfigError
+        If the page size is not a positive multiple of 16 or the limit is smaller than one page.
+    """
+
+    def __init__(self, page_size: int, limit_bytes: int, page_bytes: int) -> None:
+        check_page_size(page_size)
+        if limit_bytes < page_bytes:
+            raise CacheConfigError(
+                f"The cache limit of {format_bytes(limit_bytes)} is smaller than one page of {page_size} tokens "
+                f"({format_bytes(page_bytes)}): raise the limit or lower the page size."
+            )
+        self.page_size = page_size
+        self.page_bytes = page_bytes
+        self.slots = limit_bytes // page_bytes
+        self.evictions = 0
+        self._pages: dict[bytes, Page] = {}
+        self._roots: dict[bytes, Page] = {}
+        # A heap of slots that were freed, then those never used: low slots first keeps runs of pages contiguous.
+        self._freed: list[int] = []
+        self._untouched = 0
+        self._lru = LeastRecentlyUsed()
+        self._tick = 0
+        self._order = 0
+        # Stand-ins with better bytes for a page that is there already -> that page.
+        self._replacing: dict[Page, Page] = {}
+
+    # ---- matching
+
+    def match(self, ids: bytes, namespace: Namespace, *, limit: int, exact_only: bool = False) -> Match:
+        """Find the longest resident prefix. Changes nothing: pin the result before anything else runs.
+
+        Parameters
+        ----------
+        ids : bytes
+            Prompt, from `tailreplay.keys.token_bytes`.
+        limit : int
+            Longest useful match (the prompt's length less one, so that a token is left to run).
+        exact_only : bool
+            Stop at the first page whose provenance is not exact.
+        """
+        node = self._roots.get(namespace.digest)
+        if node is None or limit <= 0:
+            return Match(0, (), "end" if limit <= 0 else "unseen")
+        digest, pages, step = namespace.digest, self._pages, self.page_size * TOKEN_BYTES
+        path: list[Page] = []
+        stop = ""
+        at = 0
+        while at + step <= len(ids):
+            part = ids[at : at + step]
+            page = pages.get(page_key(node.key, digest, part))
+            # The ids are compared again, so that a hash collision can never serve another prompt's page.
+            if page is None or not page.ready or page.ids != part:
+                break
+            if exact_only and not page.provenance.is_exact:
+                stop = "approximate"
+                break
+            path.append(page)
+            node, at = page, at + step
+        tokens = at // TOKEN_BYTES
+        if tokens < limit:
+            last, common = node.longest_child(ids[at : at + step], exact_only)
+            if last is not None:
+                path.append(last)
+                tokens += common
+        if tokens >= limit:
+            tokens, stop = limit, "end"
+        elif not stop:
+            stop = "diverged" if node.children else "unseen"
+        return Match(tokens, tuple(path[: -(-tokens // self.page_size)]), stop)
+
+    def pin(self, pages: Iterable[Page]) -> None:
+        """Protect `pages` (root first) from eviction and mark them as just used."""
+        chain = list(pages)
+        # Deepest first, so that a parent is always more recent than its children.
+        for page in reversed(chain):
+            self._tick += 1
+            page.last_used = self._tick
+        for page in chain:
+            page.pins += 1
+
+    def unpin(self, pages: Iterable[Page]) -> None:
+        """Undo one `pin` of each page."""
+        for page in pages:
+            assert page.pins > 0, "unpin without pin"
+            page.pins -= 1
+            self._note(page)
+            if page.is_root:
+                self._drop_root(page)
+
+    # ---- writing
+
+    def root(self, namespace: Namespace) -> Page:
+        """Return the root of `namespace`, made if need be. Pin it before the next call."""
+        root = self._roots.get(namespace.digest)
+        if root is None:
+            root = self._roots[namespace.digest] = root_page(namespace.digest, self._next_order())
+        return root
+
+    def admit(self, parent: Page, namespace: Namespace, ids: bytes, provenance: Provenance) -> Admission:
+        """Make room for the page that holds `ids` after `parent`, evicting if need be.
+
+        The page is pinned, and a new one cannot be matched until `commit`. `parent` must be pinned.
+        """
+        assert parent.pins > 0, "pin the parent first"
+        assert 0 < len(ids) <= self.page_size * TOKEN_BYTES
+        assert parent.is_root or parent.tokens == self.page_size, "only full pages have children"
+        key = page_key(parent.key, namespace.digest, ids)
+        present = self._pages.get(key)
+        if present is not None:
+            return self._admit_again(present, ids, provenance)
+        longer = parent.siblings(exact=True).extending(ids)
+        if longer is not None:
+            return Admission(None, reason="covered")
+        slot = self._allocate()
+        if slot is None:
+            return Admission(None, reason="full")
+        page = Page(key, ids, parent, slot, provenance, self._next_order())
+        page.pins = 1
+        self._pages[key] = page
+        parent.children += 1
+        return Admission(page, fill=page)
+
+    def commit(self, fill: Page) -> None:
+        """Let an admitted page be matched; its bytes are complete. It keeps its pin."""
+        assert not fill.ready
+        present = self._replacing.pop(fill, None)
+        if present is not None:
+            self._replace(present, fill)
+            return
+        assert fill.parent is not None
+        self._tick += 1
+        fill.last_used = self._tick
+        fill.ready = True
+        siblings = fill.parent.siblings(fill.provenance.is_exact)
+        shorter = siblings.prefix_of(fill.ids)
+        siblings.add(fill)
+        if shorter is not None and shorter.is_evictable and fill.provenance <= shorter.provenance:
+            self._remove(shorter)  # a partial page that this one continues: nothing is lost
+
+    def abort(self, fill: Page) -> None:
+        """Give an admitted page's slot back, and its pin; it was never matched. Later pages of a run first."""
+        assert not fill.ready
+        assert not fill.children
+        heapq.heappush(self._freed, fill.slot)
+        present = self._replacing.pop(fill, None)
+        if present is not None:
+            self.unpin((present,))
+            return
+        assert fill.parent is not None
+        del self._pages[fill.key]
+        fill.parent.children -= 1
+        self._note(fill.parent)
+
+    def clear(self) -> None:
+        """Evict every page that nothing needs."""
+        while (page := self._lru.pop()) is not None:
+            self._remove(page)
+
+    # ---- accounting
+
+    @property
+    def pages(self) -> int:
+        """Pages in the tree, admitted ones included."""
+        return len(self._pages)
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of all slots in use, never above the limit."""
+        return (self._untouched - len(self._freed)) * self.page_bytes
+
+    @property
+    def pinned(self) -> int:
+        """Pages that are pinned now."""
+        return sum(page.pins > 0 for page in self._pages.values())
+
+    def resident(self) -> list[Page]:
+        """All ready pages, oldest first. For tests and tools: O(pages)."""
+        return sorted((page for page in self._pages.values() if page.ready), key=lambda page: page.order)
+
+    # ---- inside
+
+    def _next_order(self) -> int:
+        self._order += 1
+        return self._order
+
+    def _note(self, page: Page) -> None:
+        if page.is_evictable:
+            self._lru.push(page)
+
+    def _allocate(self) -> int | None:
+        if not self._freed and self._untouched == self.slots:
+            victim = self._lru.pop()
+            if victim is None:
+                return None
+            self._remove(victim)
+            self.evictions += 1
+        if self._freed:
+            return heapq.heappop(self._freed)
+        self._untouched += 1
+        return self._untouched - 1
+
+    def _remove(self, page: Page) -> None:
+        assert page.is_evictable
+        assert page.parent is not None
+        page.parent.siblings(page.provenance.is_exact).discard(page)
+        page.parent.children -= 1
+        del self._pages[page.key]
+        page.ready = False
+        heapq.heappush(self._freed, page.slot)
+        self._note(page.parent)
+        if page.parent.is_root:
+            self._drop_root(page.parent)
+
+    def _admit_again(self, present: Page, ids: bytes, provenance: Provenance) -> Admission:
+        """Admit tokens that are there already: as they are, or with better bytes."""
+        assert present.ids == ids, "blake3 collision"
+        if not present.ready:
+            return Admission(None, reason="busy")
+        self.pin((present,))
+        # Somebody may be reading a page that is pinned twice: a better copy waits for a later request.
+        if present.provenance <= provenance or present.pins > 1:
+            return Admission(present)
+        slot = self._allocate()
+        if slot is None:
+            return Admission(present)
+        fill = Page(present.key, ids, present.parent, slot, provenance, present.order)
+        self._replacing[fill] = present
+        return Admission(present, fill=fill)
+
+    def _replace(self, present: Page, fill: Page) -> None:
+        """Swap the bytes of a resident page for better ones of the same tokens, unless somebody reads it."""
+        if present.pins > 1 or present.provenance <= fill.provenance:
+            heapq.heappush(self._freed, fill.slot)
+            return
+        assert present.parent is not None
+        present.parent.siblings(present.provenance.is_exact).discard(present)
+        heapq.heappush(self._freed, present.slot)
+        present.slot, present.provenance = fill.slot, fill.provenance
+        present.parent.siblings(present.provenance.is_exact).add(present)
+
+    def _drop_root(self, root: Page) -> None:
+        if not root.children and not root.pins:
+            self._roots.pop(root.key, None)
+
+
+def check_page_size(page_size: int) -> None:
+    """Raise `CacheConfigError` unless `page_size` is a positive multiple of 16."""
+    if page_size <= 0 or page_size % 16:
+        raise CacheConfigError(f"The page size must be a positive multiple of 16 tokens, got {page_size}.")

@@ -1,0 +1,6 @@
+"""The transformers engine: capture, replay and generation on Hugging Face models."""
+
+from tailreplay.engines.transformers.lm import HybridLM, model_path
+from tailreplay.engines.transformers.results import GenerationResult, ReuseReport, Timings
+
+__all__ = ["GenerationResult", "HybridLM", "ReuseReport", "Timings", "model_path"]

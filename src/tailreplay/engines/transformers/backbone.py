@@ -1,0 +1,150 @@
+"""A loaded model as the engine sees it: groups, layout, costs and the few calls that replay needs."""
+
+from __future__ import annotations
+
+import torch
+from blake3 import blake3
+from transformers import PretrainedConfig, PreTrainedModel
+
+from tailreplay.costs import CostModel
+from tailreplay.engines.transformers import compat
+from tailreplay.engines.transformers.capture import HiddenTaps, Sink
+from tailreplay.engines.transformers.families.registry import family_of
+from tailreplay.engines.transformers.kv_layer import PreallocatedLayer
+from tailreplay.engines.transformers.layer_costs import layer_costs
+from tailreplay.pages import PageLayout, PartSpec
+
+_SAMPLES = 64
+
+
+class Backbone:
+    """Wraps a causal language model. Installs taps on it; changes no weight.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        In eval mode, on one device. A model on the meta device can be inspected but not run.
+    page_size : int
+        Tokens a page.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be replayed; see `tailreplay.engines.transformers.families.registry`.
+    """
+
+    def __init__(self, model: PreTrainedModel, page_size: int = 64) -> None:
+        self.model = model
+        self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
+        self.family = family_of(self.config)
+        self.topology = self.family.topology(self.config)
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.layers = self.family.layers(model)
+        self.taps = HiddenTaps(self.layers, self.topology)
+        cache, sink = self._probe()
+        self.layout = self._layout(cache, sink, page_size)
+        self.costs = self._costs(cache)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Longest sequence the model's positions allow; None if the config names no limit."""
+        limit: int | None = getattr(self.config, "max_position_embeddings", None)
+        return limit
+
+    def new_cache(self, capacity: int) -> compat.DynamicCache:
+        """Return an empty cache whose attention layers have room for `capacity` tokens."""
+        cache = compat.new_cache(self.config)
+        for layer in self.topology.attention_layers:
+            cache.layers[layer] = PreallocatedLayer(capacity)
+        return cache
+
+    def kv(self, cache: compat.DynamicCache) -> list[PreallocatedLayer]:
+        """Return the attention layers' entries of a cache, in layer order."""
+        return [cache.layers[layer] for layer in self.topology.attention_layers]
+
+    def copy_cache(self, cache: compat.DynamicCache, capacity: int) -> compat.DynamicCache:
+        """Return an independent copy with room for `capacity` tokens."""
+        twin = compat.new_cache(self.config)
+        compat.copy_states(cache, twin)
+        for layer in self.topology.attention_layers:
+            twin.layers[layer] = cache.layers[layer].copy(capacity)
+        return twin
+
+    def forward(self, ids: list[int], start: int, cache: compat.DynamicCache, sink: Sink | None) -> torch.Tensor:
+        """Run tokens `ids` at positions ``start ..``. Mutates `cache` and appends hiddens to `sink`.
+
+        Returns
+        -------
+        torch.Tensor
+            Logits of the last token, ``(vocabulary,)``.
+        """
+        tokens = torch.tensor([ids], device=self.device)
+        positions = self.positions(start, start + len(ids))
+        if sink is None:
+            return compat.call_model(self.model, tokens, positions, cache)
+        with self.taps.into(sink):
+            return compat.call_model(self.model, tokens, positions, cache)
+
+    def positions(self, start: int, stop: int) -> torch.Tensor:
+        """Return positions ``start .. stop-1``, shape ``(1, n)``."""
+        return torch.arange(start, stop, device=self.device)[None]
+
+    def embed(self, ids: list[int]) -> torch.Tensor:
+        """Return the embedding group's input, ``(1, n, d_model)``."""
+        return self.family.embed(self.model, torch.tensor([ids], device=self.device))
+
+    def fingerprint(self) -> str:
+        """Hex name of architecture and weights: config, and a sample of every tensor.
+
+        Two fine-tunes of one model differ in nearly every tensor, so 64 elements of each tell them apart.
+        """
+        config = self.config.to_dict()
+        named = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
+        hasher = blake3(repr(sorted(named.items(), key=lambda item: item[0])).encode())
+        for name, tensor in self.model.state_dict().items():
+            flat = tensor.detach().reshape(-1)
+            sample = flat[:: max(1, flat.numel() // _SAMPLES)][: 2 * _SAMPLES].float().cpu().contiguous()
+            hasher.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
+            hasher.update(sample.numpy().tobytes())
+        digest: str = hasher.hexdigest()
+        return digest
+
+    @torch.inference_mode()
+    def _probe(self) -> tuple[compat.DynamicCache, Sink]:
+        """Run one token to see the real shapes: the same way for every family, and without weights on 'meta'."""
+        cache = self.new_cache(1)
+        sink: Sink = [[] for _ in self.topology.stored_groups]
+        self.forward([0], 0, cache, sink)
+        return cache, sink
+
+    def _layout(self, cache: compat.DynamicCache, sink: Sink, page_size: int) -> PageLayout:
+        pairs = []
+        for layer, entry in zip(self.topology.attention_layers, self.kv(cache), strict=True):
+            keys, values = entry.rows(0, 1)
+            pairs.append(
+                (
+                    PartSpec(f"k{layer}", tuple(keys.shape[1:]), keys.dtype),
+                    PartSpec(f"v{layer}", tuple(values.shape[1:]), values.dtype),
+                )
+            )
+        hidden = tuple(
+            PartSpec(f"h{group.index}", (tapped[0].shape[-1],), tapped[0].dtype)
+            for group, tapped in zip(self.topology.stored_groups, sink, strict=True)
+        )
+        return PageLayout(page_size, tuple(pairs), hidden)
+
+    def _costs(self, cache: compat.DynamicCache) -> CostModel:
+        states = {
+            layer: [state for state in compat.states(cache, layer) if state is not None]
+            for group in self.topology.groups
+            for layer in group.stateful
+        }
+        embedding = self.model.get_input_embeddings().weight
+        return CostModel(
+            topology=self.topology,
+            layers=layer_costs(self.layers, self.family, self.config, self.topology, self.layout, states),
+            head=2.0 * embedding.numel(),
+            kv_bytes=self.layout.kv_bytes_per_token,
+            hidden_bytes=self.layout.hidden_bytes_per_token,
+            state_bytes=sum(state.nbytes for held in states.values() for state in held),
+        )

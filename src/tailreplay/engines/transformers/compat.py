@@ -1,0 +1,132 @@
+"""Differences between transformers versions (5.16 to the newest), in one place.
+
+The argument that hands a cache to a layer or a model is ``past_key_values`` up to 5.19 and ``cache`` later (a mixer's
+was ``cache_params``). So it is read from the signature instead of the version.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+
+
+@lru_cache(maxsize=256)
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
+def cache_argument(forward: Callable[..., Any]) -> str:
+    """Name of the parameter of `forward` that takes the cache."""
+    names = _parameters(forward)
+    for name in _CACHE_NAMES:
+        if name in names:
+            return name
+    raise TypeError(f"{forward} takes no cache under a known name.")
+
+
+def call_layer(
+    layer: torch.nn.Module, hidden: torch.Tensor, positions: torch.Tensor, cache: DynamicCache
+) -> torch.Tensor:
+    """Run one decoder layer by itself, without a mask. Mutates `cache`.
+
+    Parameters
+    ----------
+    hidden : torch.Tensor
+        Layer input, shape ``(1, n, d_model)``.
+    positions : torch.Tensor
+        Absolute positions, shape ``(1, n)``, int64.
+
+    Returns
+    -------
+    torch.Tensor
+        Layer output, shape ``(1, n, d_model)``.
+    """
+    forward = type(layer).forward
+    given = {"attention_mask": None, "position_ids": positions, "position_embeddings": None}
+    names = _parameters(forward)
+    arguments = {name: value for name, value in given.items() if name in names}
+    arguments[cache_argument(forward)] = cache
+    output = layer(hidden, **arguments)
+    # Some families return (hidden, attention weights).
+    result: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return result
+
+
+def call_model(model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+    """Run the model over `ids` after what `cache` holds. Mutates `cache`.
+
+    Parameters
+    ----------
+    ids, positions : torch.Tensor
+        Token ids and absolute positions, shape ``(1, n)``, int64.
+
+    Returns
+    -------
+    torch.Tensor
+        Logits of the last token, shape ``(vocabulary,)``.
+    """
+    forward = type(model).forward
+    arguments: dict[str, Any] = {cache_argument(forward): cache, "use_cache": True, "position_ids": positions}
+    if "logits_to_keep" in _parameters(forward):
+        arguments["logits_to_keep"] = 1
+    logits: torch.Tensor = model(ids, **arguments).logits[0, -1]
+    return logits
+
+
+def layer_types(config: PretrainedConfig) -> list[str]:
+    """Layer types of a text config; models that do not name them have one attention kind throughout."""
+    for name in ("layer_types", "layers_block_type"):
+        types = getattr(config, name, None)
+        if types is not None:
+            return list(types)
+    sliding = getattr(config, "sliding_window", None) is not None
+    return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+
+
+def new_cache(config: PretrainedConfig) -> DynamicCache:
+    """Return an empty cache with one entry a layer."""
+    return DynamicCache(config=config)
+
+
+def states(cache: DynamicCache, layer: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the (convolution, recurrent) state of a linear layer, each None where the layer has none."""
+    entry = cache.layers[layer]
+    return entry.conv_states[0], entry.recurrent_states[0]
+
+
+def copy_states(source: DynamicCache, target: DynamicCache) -> None:
+    """Copy every recurrent and convolution state of `source` into the empty cache `target`."""
+    for old, new in zip(source.layers, target.layers, strict=True):
+        if not isinstance(old, LinearAttentionCacheLayerMixin):
+            continue
+        for index, seen in old.has_previous_state.items():
+            conv, recurrent = old.conv_states[index], old.recurrent_states[index]
+            if conv is not None:
+                width = old.conv_kernel_size[index]
+                new.lazy_initialization(conv_states=conv, state_idx=index, conv_kernel_size=width)
+                new.conv_states[index].copy_(conv)
+            if recurrent is not None:
+                new.lazy_initialization(recurrent_states=recurrent, state_idx=index)
+                new.recurrent_states[index].copy_(recurrent)
+            new.has_previous_state[index] = seen
+
+
+__all__ = [
+    "DynamicCache",
+    "DynamicLayer",
+    "cache_argument",
+    "call_layer",
+    "call_model",
+    "copy_states",
+    "layer_types",
+    "new_cache",
+    "states",
+]

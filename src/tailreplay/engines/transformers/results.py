@@ -1,0 +1,104 @@
+"""What a generation returns."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tailreplay.plan import ReplayPlan
+
+
+@dataclass(frozen=True)
+class ReuseReport:
+    """How the prompt was answered from the cache.
+
+    Attributes
+    ----------
+    matched : int
+        Reused tokens: their keys and values were loaded, not computed.
+    replayed : int
+        Those of them whose hiddens ran through the linear layers again (longest tail); a part of `matched`.
+    shared : int
+        Tokens computed once for a whole batch and taken over exactly; 0 outside batches.
+    mode : str
+        "replay", "exact", "zero" or "off".
+    exact : bool
+        Whether the states equal those of a full prefill.
+    provenance : str
+        Of the answer: "exact" or "approximate (depth n)", with n replays behind it.
+    miss_reason : str
+        Why nothing was reused; "" on a hit.
+    stop : str
+        Why the match went no further: "end", "unseen", "diverged" or "approximate".
+    """
+
+    prompt_tokens: int
+    matched: int
+    replayed: int
+    mode: str
+    ratio: float | None
+    exact: bool
+    provenance: str
+    miss_reason: str
+    stop: str
+    shared: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return asdict(self)
+
+    def with_shared(self, prompt_tokens: int, shared: int) -> ReuseReport:
+        """Return the report of a batch member that took `shared` tokens over."""
+        return replace(self, prompt_tokens=prompt_tokens, shared=shared)
+
+
+def report_of(plan: ReplayPlan) -> ReuseReport:
+    """Describe a plan for people."""
+    return ReuseReport(
+        prompt_tokens=plan.tokens,
+        matched=plan.matched,
+        replayed=plan.replayed,
+        mode=plan.mode,
+        ratio=plan.ratio,
+        exact=plan.exact,
+        provenance=str(plan.provenance),
+        miss_reason=plan.miss_reason,
+        stop=plan.stop,
+    )
+
+
+@dataclass
+class Timings:
+    """Seconds of each phase. `first_token` is the time to first token, from the call to the first sampled token."""
+
+    lookup: float = 0.0
+    copy: float = 0.0
+    replay: float = 0.0
+    prefill: float = 0.0
+    first_token: float = 0.0
+    total: float = 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the timings as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """A finished generation.
+
+    Attributes
+    ----------
+    text : str
+        Decoded answer, without stop strings and special tokens.
+    tokens : list of int
+        Sampled tokens, the last one included.
+    finish_reason : str
+        "stop" (an end token or a stop string), "length" or "cancelled".
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str
+    reuse: ReuseReport
+    timings: Timings = field(default_factory=Timings)

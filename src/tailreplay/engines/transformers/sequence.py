@@ -1,0 +1,158 @@
+"""One running sequence: restored from the cache, extended by the model, stored as it grows."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from tailreplay.cache import Chain, PrefixCache
+from tailreplay.engines.transformers import compat
+from tailreplay.engines.transformers.backbone import Backbone
+from tailreplay.engines.transformers.capture import Sink
+from tailreplay.engines.transformers.replay import replay
+from tailreplay.engines.transformers.streams import CopyStream
+from tailreplay.keys import Namespace
+from tailreplay.plan import ReplayPlan
+from tailreplay.provenance import EXACT, Provenance
+
+
+class Sequence:
+    """Tokens that have been computed, with their cache entries and the pages that hold them.
+
+    Parameters
+    ----------
+    backbone : Backbone
+    cache : PrefixCache
+        Bound to the backbone's layout.
+    namespace : Namespace
+        Of the pages that it stores.
+    capacity : int
+        Tokens to make room for at first.
+    store : bool
+        Whether to store pages as they fill.
+    """
+
+    def __init__(
+        self, backbone: Backbone, cache: PrefixCache, namespace: Namespace, capacity: int, store: bool = True
+    ) -> None:
+        self.tokens: list[int] = []
+        self.provenance: Provenance = EXACT
+        self.replay_seconds = 0.0
+        self.copy_seconds = 0.0
+        self._backbone = backbone
+        self._cache = cache
+        self._namespace = namespace
+        self._store = store
+        self._past = backbone.new_cache(capacity)
+        self._pending: Sink = [[] for _ in backbone.topology.stored_groups]
+        self._chain: Chain | None = None
+        self._copies = CopyStream(backbone.device)
+
+    @property
+    def past(self) -> compat.DynamicCache:
+        """The library's cache: keys, values and states after `tokens`."""
+        return self._past
+
+    @torch.inference_mode()
+    def restore(self, plan: ReplayPlan, ids: list[int], chunk: int = 2048) -> None:
+        """Begin with what `plan` matched of `ids`: copy its keys and values, replay its tails. Mutates self.
+
+        The copies run on a side stream while replay computes; they do not depend on each other. The plan may be
+        released after `wait_loaded`.
+        """
+        assert not self.tokens
+        if self._store:
+            self._chain = self._cache.open(self._namespace, plan)
+        if plan.matched == 0:
+            return
+        reader = self._cache.fetch(plan)
+        layout, device = self._backbone.layout, self._backbone.device
+
+        def read_hidden(group: int, start: int, stop: int) -> torch.Tensor:
+            part = layout.hidden[group]
+            out = torch.empty((stop - start, *part.shape), dtype=part.dtype, device=device)
+            reader.hidden(group, start, stop, out)
+            return out[None]
+
+        copies = self._copies
+        begin = time.perf_counter()
+        rows = [
+            entry.reserve(plan.matched, keys.token(device), values.token(device))
+            for entry, (keys, values) in zip(self._backbone.kv(self._past), layout.kv, strict=True)
+        ]
+        with copies.copying():
+            for index, (keys, values) in enumerate(rows):
+                reader.keys_values(index, keys, values)
+        copied = time.perf_counter()
+        replay(self._backbone, self._past, ids[: plan.matched], plan.tails, read_hidden, chunk)
+        if self._chain is not None and self._chain.tokens < plan.matched:
+            # The hit ends inside a page: the next page needs these hiddens again.
+            for group, pending in enumerate(self._pending):
+                pending.append(read_hidden(group, self._chain.tokens, plan.matched)[0])
+        copies.wait()
+        self.copy_seconds = copied - begin
+        self.replay_seconds = time.perf_counter() - copied
+        self.tokens = list(ids[: plan.matched])
+        self.provenance = plan.provenance
+
+    def wait_loaded(self) -> None:
+        """Block until `restore` needs its plan's pages no more (at once on CPU)."""
+        self._copies.synchronize()
+
+    @torch.inference_mode()
+    def extend(self, ids: list[int]) -> torch.Tensor:
+        """Compute `ids` after the tokens so far and store the pages that fill. Mutates self.
+
+        Returns
+        -------
+        torch.Tensor
+            Logits after the last of them, ``(vocabulary,)``.
+        """
+        storing = self._chain is not None and not self._chain.stopped
+        logits = self._backbone.forward(ids, len(self.tokens), self._past, self._pending if storing else None)
+        self.tokens.extend(ids)
+        if storing:
+            self._seal(len(self.tokens) // self._cache.page_size * self._cache.page_size)
+        return logits
+
+    def fork(self, capacity: int) -> Sequence:
+        """Return an independent copy: same tokens, same states, its own future."""
+        twin = Sequence(self._backbone, self._cache, self._namespace, 1, self._store)
+        with torch.inference_mode():
+            twin._past = self._backbone.copy_cache(self._past, capacity)
+        twin.tokens = list(self.tokens)
+        twin.provenance = self.provenance
+        twin._pending = [list(pending) for pending in self._pending]
+        twin._chain = self._cache.fork(self._chain) if self._chain is not None else None
+        return twin
+
+    @torch.inference_mode()
+    def finish(self) -> None:
+        """Store the last, partial page and end the chain. A second call does nothing."""
+        if self._chain is not None:
+            try:
+                self._seal(len(self.tokens))
+            finally:
+                self._cache.close(self._chain)
+                self._chain = None
+
+    def abandon(self) -> None:
+        """End the chain without storing more: for a sequence that failed."""
+        if self._chain is not None:
+            self._cache.close(self._chain)
+            self._chain = None
+
+    def _seal(self, stop: int) -> None:
+        """Store tokens up to `stop` and drop what was pending for them."""
+        chain = self._chain
+        assert chain is not None
+        start = chain.tokens
+        if chain.stopped or stop <= start:
+            return
+        count = stop - start
+        hidden = [torch.cat(pending) if len(pending) > 1 else pending[0] for pending in self._pending]
+        kv = [entry.rows(start, stop) for entry in self._backbone.kv(self._past)]
+        self._cache.insert(chain, self.tokens[start:stop], kv, [rows[:count] for rows in hidden], self.provenance)
+        # A clone lets go of the chunk that the rest is a view of.
+        self._pending = [[rows[count:].clone()] if rows.shape[0] > count else [] for rows in hidden]

@@ -1,0 +1,44 @@
+"""Copies beside compute: a CUDA stream where there is one, the same calls without streams on CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class CopyStream:
+    """A side stream for host-to-device copies.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where the copies go. On anything but CUDA the copies run in line and `wait` does nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._done = torch.cuda.Event() if self._stream is not None else None
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Run the block's copies on the side stream, after what the current stream has queued so far."""
+        if self._stream is None or self._done is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+            self._done.record()
+
+    def wait(self) -> None:
+        """Make the current stream wait for the copies: one event, no host synchronisation."""
+        if self._done is not None:
+            torch.cuda.current_stream().wait_event(self._done)
+
+    def synchronize(self) -> None:
+        """Block the host until every copy so far has ended, so that their source pages may be released."""
+        if self._done is not None:
+            self._done.synchronize()
+            torch.cuda.current_stream().synchronize()

@@ -1,0 +1,71 @@
+"""Modes of reuse, and how a request names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from tailreplay.budget import Budget, Exact, Ratio, Zero
+from tailreplay.errors import InvalidRequestError
+
+Mode = Literal["replay", "exact", "zero", "off"]
+DEFAULT_RATIO = 0.05
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What a request wants of the cache.
+
+    Attributes
+    ----------
+    mode : {"replay", "exact", "zero", "off"}
+        "replay" is approximate and matches any page, "exact" matches only exact pages and rebuilds exact states,
+        "zero" is the baseline without any replay, "off" neither looks up nor reuses.
+    budget : Budget or None
+        Chooses the tail; None for "off".
+    """
+
+    mode: Mode
+    budget: Budget | None
+
+    @property
+    def ratio(self) -> float | None:
+        """The ratio r of "replay" mode, else None."""
+        return self.budget.r if isinstance(self.budget, Ratio) else None
+
+
+def parse_reuse(mode: Any = "replay", ratio: Any = None, min_tokens: int = 64) -> Reuse:
+    """Build a `Reuse` from a request's own words.
+
+    Parameters
+    ----------
+    mode : str
+        One of `Mode`.
+    ratio : float, optional
+        Share of the prefix to replay, for "replay" only; 0.05 if not given.
+    min_tokens : int
+        Shortest tail of "replay".
+
+    Raises
+    ------
+    InvalidRequestError
+        If the mode is unknown, the ratio is outside (0, 1], or a ratio is given with another mode.
+    """
+    if mode not in get_args(Mode):
+        raise InvalidRequestError(f"The reuse mode must be one of {', '.join(get_args(Mode))}, got {mode!r}.", "mode")
+    if mode == "replay":
+        return Reuse("replay", Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens))
+    if ratio is not None:
+        raise InvalidRequestError(f"A ratio goes with mode 'replay' only, not with {mode!r}.", "ratio")
+    if mode == "exact":
+        return Reuse("exact", Exact())
+    return Reuse("zero", Zero()) if mode == "zero" else Reuse("off", None)
+
+
+def parse_replay(replay: Any, min_tokens: int = 64) -> Reuse:
+    """Build a `Reuse` from the Python API's one argument: a ratio like ``0.05``, a mode like ``"exact"``, or a `Reuse`."""
+    if isinstance(replay, Reuse):
+        return replay
+    if isinstance(replay, str):
+        return parse_reuse(replay, min_tokens=min_tokens)
+    return parse_reuse("replay", replay, min_tokens)

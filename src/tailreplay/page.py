@@ -1,0 +1,95 @@
+"""A page: a fixed run of tokens of one cached sequence, the unit of identity."""
+
+from __future__ import annotations
+
+from tailreplay.keys import TOKEN_BYTES
+from tailreplay.provenance import EXACT, Provenance
+from tailreplay.siblings import Siblings
+
+
+class Page:
+    """Catalog entry of a page. Holds names and counts, never tensors.
+
+    Attributes
+    ----------
+    key : bytes
+        32-byte name in the key chain.
+    ids : bytes
+        Encoded token ids; empty for the root of a namespace. Only a sequence's last page may be partial.
+    parent : Page or None
+        The page before it; None for a root.
+    slot : int
+        Where the store keeps its bytes; -1 for a root.
+    pins : int
+        Readers and writers that need it; a pinned page is never evicted.
+    last_used : int
+        Tick of the last match, for eviction.
+    children : int
+        Pages after it, admitted ones included. A page with children is never evicted.
+    ready : bool
+        False between admission and commit: the bytes are still being written.
+    """
+
+    __slots__ = (
+        "_exact", "_inexact", "children", "ids", "key", "last_used", "order", "parent", "pins", "provenance", "ready",
+        "slot",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: bytes, ids: bytes, parent: Page | None, slot: int, provenance: Provenance, order: int
+    ) -> None:
+        self.key = key
+        self.ids = ids
+        self.parent = parent
+        self.slot = slot
+        self.provenance = provenance
+        self.order = order
+        self.pins = 0
+        self.last_used = 0
+        self.children = 0
+        self.ready = False
+        # Made when the first child comes: most pages are leaves or have one child.
+        self._exact: Siblings[Page] | None = None
+        self._inexact: Siblings[Page] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.ids) // TOKEN_BYTES
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is a namespace's root."""
+        return self.parent is None
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether nothing needs the page: ready, no pins, no children, not a root."""
+        return self.ready and self.pins == 0 and self.children == 0 and not self.is_root
+
+    def siblings(self, exact: bool) -> Siblings[Page]:
+        """Return the ready children of exact (or of any other) provenance, to read or to change."""
+        if exact:
+            if self._exact is None:
+                self._exact = Siblings()
+            return self._exact
+        if self._inexact is None:
+            self._inexact = Siblings()
+        return self._inexact
+
+    def longest_child(self, ids: bytes, exact_only: bool) -> tuple[Page | None, int]:
+        """Return the ready child that shares most leading tokens with `ids`, and how many; exact ones win a tie."""
+        best: tuple[Page | None, int] = (None, 0)
+        for siblings in (self._exact, None if exact_only else self._inexact):
+            if siblings:
+                found = siblings.longest(ids)
+                if found[1] > best[1]:
+                    best = found
+        return best
+
+
+def root_page(key: bytes, order: int) -> Page:
+    """Return the root of a namespace: no tokens, no slot, ready."""
+    page = Page(key, b"", None, -1, EXACT, order)
+    page.ready = True
+    return page

@@ -1,0 +1,120 @@
+"""What a hit will do: the immutable result of a match and a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tailreplay.catalog import Match
+from tailreplay.costs import CostModel
+from tailreplay.modes import Mode, Reuse
+from tailreplay.page import Page
+from tailreplay.provenance import EXACT, Provenance
+from tailreplay.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Predicted cost of a hit, beside the prefill that it saves. Bytes and floating-point operations."""
+
+    bytes: int
+    replay_flops: float
+    hit_flops: float
+    full_flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """How one request reuses the cache. Its pages stay pinned until `PrefixCache.release`.
+
+    Attributes
+    ----------
+    tokens : int
+        Length of the prompt.
+    matched : int
+        Reused tokens m, at most ``tokens - 1``; 0 on a miss.
+    tails : tuple of int
+        k of each group of the topology: tokens to replay.
+    pages : tuple of Page
+        Pages that hold tokens ``0 .. m-1``; the last may be used in part.
+    exact : bool
+        Whether the rebuilt states equal those of a full prefill (within the engine's noise floor).
+    provenance : Provenance
+        Of everything computed after this hit.
+    miss_reason : str
+        Why nothing is reused; "" on a hit.
+    stop : str
+        Why the match went no further (see `tailreplay.catalog.Match`).
+    estimate : Estimate or None
+        None where the engine gave no cost model.
+    """
+
+    tokens: int
+    matched: int
+    tails: tuple[int, ...]
+    pages: tuple[Page, ...]
+    mode: Mode
+    ratio: float | None
+    exact: bool
+    provenance: Provenance
+    miss_reason: str
+    stop: str
+    estimate: Estimate | None = None
+
+    @property
+    def replayed(self) -> int:
+        """Tokens of the longest tail."""
+        return max(self.tails, default=0)
+
+
+def make_plan(
+    match: Match, tokens: int, reuse: Reuse, topology: Topology, *, min_match: int = 1, costs: CostModel | None = None
+) -> ReplayPlan:
+    """Turn a match into a plan. Pure: neither pins nor loads anything.
+
+    Parameters
+    ----------
+    tokens : int
+        Length of the prompt, at least 1.
+    min_match : int
+        A shorter match is a miss.
+    """
+    reason = _miss_reason(match, tokens, reuse, min_match)
+    if reason or reuse.budget is None:
+        tails = (0,) * len(topology.groups)
+        return ReplayPlan(tokens, 0, tails, (), reuse.mode, reuse.ratio, True, EXACT, reason, match.stop)
+    m = match.tokens
+    tails = tuple(reuse.budget.tail(m, group) for group in topology.groups)
+    complete = all(k >= min(m, group.receptive_field or m) for k, group in zip(tails, topology.groups, strict=True))
+    depth = max(page.provenance.depth for page in match.pages) + (not complete)
+    provenance = Provenance(depth, any(page.provenance.lossy for page in match.pages))
+    estimate = None
+    if costs is not None:
+        estimate = Estimate(
+            bytes=costs.hit_bytes(m, tails),
+            replay_flops=costs.replay_flops(tails),
+            hit_flops=costs.hit_flops(m, tokens, tails),
+            full_flops=costs.prefill_flops(0, tokens),
+        )
+    return ReplayPlan(
+        tokens,
+        m,
+        tails,
+        match.pages,
+        reuse.mode,
+        reuse.ratio,
+        provenance.is_exact,
+        provenance,
+        "",
+        match.stop,
+        estimate,
+    )
+
+
+def _miss_reason(match: Match, tokens: int, reuse: Reuse, min_match: int) -> str:
+    if reuse.mode == "off":
+        return "off"
+    if tokens < 2:
+        return "prompt_too_short"
+    if match.tokens == 0:
+        return "only_approximate_pages" if match.stop == "approximate" else "unseen_prefix"
+    return "below_min_match" if match.tokens < min_match else ""

@@ -1,0 +1,70 @@
+"""The children of one page, searchable by longest common prefix."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
+
+from tailreplay.keys import common_tokens
+
+
+class HasIds(Protocol):
+    """Anything with encoded token ids (see `tailreplay.keys.token_bytes`)."""
+
+    @property
+    def ids(self) -> bytes: ...
+
+
+T = TypeVar("T", bound=HasIds)
+
+
+class Siblings(list[T]):
+    """Pages with one parent, sorted by token ids.
+
+    In sorted order, the page with the longest common prefix with any query is next to where the query would stand, so a
+    search among thousands of branches compares two pages.
+    """
+
+    def add(self, page: T) -> None:
+        """Insert `page` at its place."""
+        self.insert(self._position(page.ids), page)
+
+    def discard(self, page: T) -> None:
+        """Take `page` out; it must be there."""
+        at = self._position(page.ids)
+        while self[at] is not page:
+            at += 1
+        del self[at]
+
+    def longest(self, ids: bytes) -> tuple[T | None, int]:
+        """Return the page that shares most leading tokens with `ids`, and how many; (None, 0) if none does."""
+        best: T | None = None
+        length = 0
+        for page in self._neighbours(ids):
+            common = common_tokens(page.ids, ids)
+            if common > length:
+                best, length = page, common
+        return best, length
+
+    def prefix_of(self, ids: bytes) -> T | None:
+        """Return the page just before `ids` if its tokens are a proper prefix of `ids`."""
+        at = self._position(ids)
+        if at and len(self[at - 1].ids) < len(ids) and ids.startswith(self[at - 1].ids):
+            return self[at - 1]
+        return None
+
+    def extending(self, ids: bytes) -> T | None:
+        """Return a page whose tokens begin with `ids` (or equal them)."""
+        at = self._position(ids)
+        return self[at] if at < len(self) and self[at].ids.startswith(ids) else None
+
+    def _position(self, ids: bytes) -> int:
+        return bisect_left(self, ids, key=lambda page: page.ids)
+
+    def _neighbours(self, ids: bytes) -> Iterator[T]:
+        at = self._position(ids)
+        if at < len(self):
+            yield self[at]
+        if at:
+            yield self[at - 1]

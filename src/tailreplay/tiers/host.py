@@ -1,0 +1,100 @@
+"""Host-memory tier: one preallocated arena of page slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from tailreplay.errors import CacheConfigError
+from tailreplay.pages import PageLayout, PartSpec
+from tailreplay.sizes import format_bytes
+
+_ALIGN = 64
+
+
+class HostArena:
+    """Bytes of `slots` pages, allocated once and never grown.
+
+    The arena is one block of memory, cut into one region a part; a region holds that part of every slot. So a run of
+    neighbouring slots is one contiguous copy, and a part can be read without touching the others.
+
+    Parameters
+    ----------
+    layout : PageLayout
+        Parts of a page.
+    slots : int
+        Number of pages.
+    pin : bool
+        Use page-locked memory, for asynchronous copies to a CUDA device.
+
+    Raises
+    ------
+    CacheConfigError
+        If the memory cannot be had.
+    """
+
+    def __init__(self, layout: PageLayout, slots: int, pin: bool = False) -> None:
+        self.layout = layout
+        self.slots = slots
+        sizes = [_aligned(slots * layout.page_size * part.token_bytes) for part in layout.parts]
+        try:
+            block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pin)
+        except RuntimeError as error:
+            raise CacheConfigError(
+                f"{format_bytes(sum(sizes))} of host memory for the cache could not be allocated: lower host_bytes."
+            ) from error
+        self._regions: dict[str, torch.Tensor] = {}
+        at = 0
+        for part, size in zip(layout.parts, sizes, strict=True):
+            used = slots * layout.page_size * part.token_bytes
+            region = block[at : at + used].view(part.dtype)
+            self._regions[part.name] = region.view(slots * layout.page_size, *part.shape)
+            at += size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.slots * self.layout.page_bytes
+
+    def write(self, part: PartSpec, slots: Sequence[int], tokens: torch.Tensor) -> None:
+        """Copy `tokens` into the pages at `slots`. Mutates the arena.
+
+        Parameters
+        ----------
+        slots : sequence of int
+            Pages to fill, in token order.
+        tokens : torch.Tensor
+            Shape ``(n, *part.shape)`` with ``n <= len(slots) * page_size``, on any device. The last page may be partial.
+        """
+        region = self._regions[part.name]
+        for at, start, count in self._runs(slots, 0, tokens.shape[0]):
+            region[start : start + count].copy_(tokens[at : at + count])
+
+    def read(self, part: PartSpec, slots: Sequence[int], start: int, stop: int, out: torch.Tensor) -> None:
+        """Copy tokens ``start .. stop-1`` of the sequence stored at `slots` into `out`. Mutates `out` only.
+
+        Parameters
+        ----------
+        out : torch.Tensor
+            Shape ``(stop - start, *part.shape)``. On a CUDA device the copies are asynchronous on the current stream.
+        """
+        region = self._regions[part.name]
+        for at, origin, count in self._runs(slots, start, stop):
+            out[at : at + count].copy_(region[origin : origin + count], non_blocking=True)
+
+    def _runs(self, slots: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (offset from `start`, first row in the region, rows), with neighbouring slots joined."""
+        size = self.layout.page_size
+        at = start
+        while at < stop:
+            first = page = at // size
+            while page + 1 < len(slots) and (page + 1) * size < stop and slots[page + 1] == slots[page] + 1:
+                page += 1
+            end = min(stop, (page + 1) * size)
+            yield at - start, slots[first] * size + at % size, end - at
+            at = end
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
