@@ -1,0 +1,181 @@
+"""Running generations: one prompt's, and the common prefix of a batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from tailreplay.engines.transformers.results import GenerationResult, ReuseReport, Timings, report_of
+from tailreplay.engines.transformers.sampling import Sampler, Sampling
+from tailreplay.engines.transformers.sequence import Sequence
+from tailreplay.engines.transformers.text import TextStream
+from tailreplay.keys import Namespace
+from tailreplay.modes import Reuse
+from tailreplay.plan import ReplayPlan
+
+if TYPE_CHECKING:
+    from tailreplay.engines.transformers.lm import HybridLM
+
+
+class Trunk:
+    """The common prefix of a batch: computed at first use, then forked for each prompt."""
+
+    def __init__(
+        self, lm: HybridLM, ids: list[int], shared: int, reuse: Reuse, namespace: Namespace, store: bool
+    ) -> None:
+        self._lm = lm
+        self._ids = ids
+        self.shared = shared
+        self._reuse, self._namespace, self._store = reuse, namespace, store
+        self._sequence: Sequence | None = None
+        self._report: ReuseReport | None = None
+
+    def fork(self, prompt_tokens: int, capacity: int, timings: Timings) -> tuple[Sequence, ReuseReport]:
+        """Return a sequence that holds the common prefix, and how it came by it."""
+        first = self._sequence is None
+        if self._sequence is None or self._report is None:
+            # One token more than is shared, so that a match may cover the whole prefix.
+            ids = self._ids[: self.shared + 1]
+            self._sequence, plan = self._lm.begin(ids, self._reuse, self._namespace, self.shared, self._store, timings)
+            self._report = report_of(plan)
+            _prefill(self._lm, self._sequence, ids[: self.shared], None)
+            self._sequence.wait_loaded()
+            self._lm.cache.release(plan)
+        report = self._report.with_shared(prompt_tokens, 0 if first else self.shared)
+        return self._sequence.fork(capacity), report
+
+    def close(self) -> None:
+        """Store what is left of the prefix."""
+        if self._sequence is not None:
+            self._sequence.finish()
+
+
+class Generation:
+    """A running generation: iterate for pieces of text, then read `result`."""
+
+    def __init__(
+        self,
+        lm: HybridLM,
+        ids: list[int],
+        reuse: Reuse,
+        namespace: Namespace,
+        sampling: Sampling,
+        store: bool,
+        cancel: threading.Event | None,
+        trunk: Trunk | None = None,
+    ) -> None:
+        self._lm = lm
+        self._ids = ids
+        self._reuse = reuse
+        self._namespace = namespace
+        self._sampling = sampling
+        self._store = store
+        self._cancel = cancel
+        self._trunk = trunk
+        self._result: GenerationResult | None = None
+        self._limit = sampling.max_new_tokens
+        longest = lm.backbone.max_tokens
+        if longest is not None:
+            self._limit = min(self._limit, longest - len(ids))
+
+    @property
+    def result(self) -> GenerationResult:
+        """The outcome, once the iteration has ended."""
+        if self._result is None:
+            raise RuntimeError("The generation has not ended: iterate to its end first.")
+        return self._result
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[str]:
+        begin = time.perf_counter()
+        with self._lm.lock:
+            yield from self._run(begin)
+
+    def _run(self, begin: float) -> Iterator[str]:
+        lm, timings = self._lm, Timings()
+        capacity = len(self._ids) + self._limit
+        plan: ReplayPlan | None = None
+        if self._trunk is not None:
+            sequence, report = self._trunk.fork(len(self._ids), capacity, timings)
+        else:
+            sequence, plan = lm.begin(self._ids, self._reuse, self._namespace, capacity, self._store, timings)
+            report = report_of(plan)
+        try:
+            yield from self._decode(sequence, report, timings, begin, plan)
+            sequence.finish()
+        finally:
+            sequence.abandon()
+            if plan is not None:
+                sequence.wait_loaded()
+                lm.cache.release(plan)
+        timings.total = time.perf_counter() - begin
+
+    def _decode(
+        self, sequence: Sequence, report: ReuseReport, timings: Timings, begin: float, plan: ReplayPlan | None
+    ) -> Iterator[str]:
+        lm = self._lm
+        stream = TextStream(lm.tokenizer, self._sampling.stop)
+        sampler = Sampler(self._sampling, lm.backbone.device)
+        ends = _end_tokens(lm.model)
+        tokens: list[int] = []
+        reason = "length"
+        started = time.perf_counter()
+        logits = _prefill(lm, sequence, self._ids, self._cancel)
+        while logits is not None:
+            token = sampler(logits)
+            tokens.append(token)
+            if len(tokens) == 1:
+                timings.prefill = time.perf_counter() - started
+                timings.first_token = time.perf_counter() - begin
+                if plan is not None:
+                    # The query has run, so every copy from the plan's pages has ended: others may evict them.
+                    sequence.wait_loaded()
+                    lm.cache.release(plan)
+            if token in ends:
+                reason = "stop"
+                break
+            piece = stream.push(token)
+            if piece:
+                yield piece
+            if stream.stopped:
+                reason = "stop"
+                break
+            if len(tokens) >= self._limit:
+                break
+            if self._cancel is not None and self._cancel.is_set():
+                reason = "cancelled"
+                break
+            logits = sequence.extend([token])
+        else:
+            reason = "cancelled"
+        rest = stream.flush()
+        if rest:
+            yield rest
+        timings.total = time.perf_counter() - begin
+        self._result = GenerationResult(stream.text, tokens, reason, report, timings)
+
+
+def _prefill(lm: HybridLM, sequence: Sequence, ids: list[int], cancel: threading.Event | None) -> torch.Tensor | None:
+    """Run what is left of `ids` in chunks; None if cancelled meanwhile."""
+    logits = None
+    for start in range(len(sequence.tokens), len(ids), lm.prefill_chunk):
+        if cancel is not None and cancel.is_set():
+            return None
+        logits = sequence.extend(ids[start : start + lm.prefill_chunk])
+    return logits
+
+
+def _end_tokens(model: PreTrainedModel) -> frozenset[int]:
+    end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if end is None:
+        return frozenset()
+    return frozenset([end] if isinstance(end, int) else end)
