@@ -48,9 +48,14 @@ def replay(
     """
     end = len(ids)
     stored = {group.index: position for position, group in enumerate(backbone.topology.stored_groups)}
-    for group, tail in zip(backbone.topology.groups, tails, strict=True):
-        for start in range(end - tail, end, chunk):
-            stop = min(start + chunk, end)
+    # Chunks outside, groups inside, as in a prefill: some families (OLMo-Hybrid) ask the last linear layer of the model
+    # whether there is a state to continue from, and would take a group's second chunk for its first otherwise.
+    for begin in range(end - max(tails, default=0), end, chunk):
+        stop = min(begin + chunk, end)
+        for group, tail in zip(backbone.topology.groups, tails, strict=True):
+            start = max(begin, end - tail)
+            if start >= stop:
+                continue
             if group.stores_hidden:
                 hidden = read_hidden(stored[group.index], start, stop)
             else:
