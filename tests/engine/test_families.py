@@ -104,7 +104,7 @@ def test_chunked_replay_equals_unchunked(lm: HybridLM) -> None:
 
 def test_hit_after_hit_stays_exact(lm: HybridLM) -> None:
     """Generated tokens are reused in the next turn, and pages written after an exact hit are exact again."""
-    prompt = random_ids(150, seed=7)
+    prompt, stored = random_ids(150, seed=7), 0
     for turn in range(3):
         answer = lm.generate(prompt, max_new_tokens=70, replay="exact")
         assert (turn == 0) == (answer.reuse.matched == 0)
@@ -139,7 +139,7 @@ def test_zero_baseline_differs(lm: HybridLM) -> None:
     """Without replay the states are missing and the answer changes: replay does something."""
     m = 200
     query = IDS[m : m + QUERY]
-    expected, logits = prefill(lm, IDS[:m] + query, store=False)
+    _, logits = prefill(lm, IDS[:m] + query, store=False)
     zero = hit(lm, IDS[: m + 1], parse_reuse("zero"), m)
     assert relative(zero.extend(query), logits) > 20 * TOLERANCE
 

@@ -1,0 +1,46 @@
+"""`tailreplay bench`: one benchmark a sub-command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+# Each is a module of `tailreplay.bench` with `add_arguments(parser)` and `run(args)`, loaded only when it is called.
+BENCHMARKS = {
+    "catalog": "look-up times and memory of the catalog, without a model",
+    "ttft": "time to first token with and without the cache",
+}
+
+
+class _BenchmarkParser(argparse.ArgumentParser):
+    """Parser of one benchmark, which gets its options when the benchmark is chosen: `ttft` needs torch for them."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        _module(self.prog.split()[-1]).add_arguments(self)
+        return super().parse_known_args(args, namespace)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    made = argparse.ArgumentParser(prog="tailreplay bench", description="Measure parts of the cache.")
+    benchmarks = made.add_subparsers(
+        dest="benchmark", required=True, metavar="BENCHMARK", parser_class=_BenchmarkParser
+    )
+    for name, text in BENCHMARKS.items():
+        benchmarks.add_parser(name, help=text, description=text)
+    return made
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen benchmark; returns the exit status."""
+    status: int = _module(args.benchmark).run(args)
+    return status
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"tailreplay.bench.{name}")

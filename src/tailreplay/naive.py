@@ -1,0 +1,62 @@
+"""Slow, plain recurrences in float64: the oracles that fast paths are checked against.
+
+Each is one line of mathematics a token. They know no chunks, no kernels and no cache, so an error in those cannot hide.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def gated_delta_rule(key: Array, value: Array, log_decay: Array, beta: Array, initial: Array | None = None) -> Array:
+    """Gated DeltaNet state after all tokens, by its recurrence.
+
+    ``S_i = alpha_i (I - beta_i k_i k_i^T) S_{i-1} + beta_i k_i v_i^T`` with ``alpha_i = exp(log_decay_i)``: the state of
+    DESIGN's equation 1, transposed as engines keep it (key by value).
+
+    Parameters
+    ----------
+    key : ndarray, shape (tokens, heads, key_dim)
+        L2-normalised.
+    value : ndarray, shape (tokens, heads, value_dim)
+    log_decay, beta : ndarray, shape (tokens, heads)
+        Log of the forget gate (at most 0), and the write strength.
+    initial : ndarray, shape (heads, key_dim, value_dim), optional
+        State before the first token; zero if not given.
+
+    Returns
+    -------
+    ndarray, shape (heads, key_dim, value_dim), float64
+    """
+    tokens, heads, key_dim = key.shape
+    state = np.zeros((heads, key_dim, value.shape[-1])) if initial is None else initial.astype(np.float64)
+    for i in range(tokens):
+        decayed = np.exp(log_decay[i])[:, None, None] * state
+        recalled = np.einsum("hk,hkv->hv", key[i], decayed)
+        correction = beta[i][:, None] * (value[i] - recalled)
+        state = decayed + np.einsum("hk,hv->hkv", key[i], correction)
+    return state
+
+
+def causal_conv1d(inputs: Array, weight: Array, left: Array | None = None) -> Array:
+    """Depthwise causal convolution without bias or activation.
+
+    Parameters
+    ----------
+    inputs : ndarray, shape (tokens, channels)
+    weight : ndarray, shape (channels, width)
+    left : ndarray, shape (width - 1, channels), optional
+        Inputs before the first token; zero if not given.
+
+    Returns
+    -------
+    ndarray, shape (tokens, channels), float64
+    """
+    tokens, channels = inputs.shape
+    width = weight.shape[1]
+    before = np.zeros((width - 1, channels)) if left is None else left
+    padded = np.concatenate([before, inputs]).astype(np.float64)
+    return np.stack([(padded[i : i + width] * weight.T).sum(0) for i in range(tokens)])
