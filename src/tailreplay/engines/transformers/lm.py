@@ -6,19 +6,22 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tailreplay.cache import PrefixCache
 from tailreplay.engines.transformers.backbone import Backbone
+from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.generation import Generation, Trunk
 from tailreplay.engines.transformers.results import GenerationResult, Timings
 from tailreplay.engines.transformers.sampling import Sampling, sampling_from
 from tailreplay.engines.transformers.sequence import Sequence
-from tailreplay.errors import InvalidRequestError
+from tailreplay.errors import InvalidRequestError, UnsupportedModelError
 from tailreplay.keys import Namespace
 from tailreplay.modes import Reuse, parse_replay
 from tailreplay.plan import ReplayPlan
@@ -31,6 +34,16 @@ Prompt = str | list[int]
 def model_path(model: str | os.PathLike[str]) -> str:
     """Return where to load `model` from: "bundled" is the small model inside the package, else a path or a hub id."""
     return str(BUNDLED) if str(model) == "bundled" else str(model)
+
+
+@contextmanager
+def load_errors(model: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what the library raises for a model that is not there or not known into one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnsupportedModelError(f"The model '{model}' could not be loaded: {reason}") from error
 
 
 class HybridLM:
@@ -112,8 +125,12 @@ class HybridLM:
         where = (
             torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
         )
-        tokenizer = AutoTokenizer.from_pretrained(path, **{k: kwargs[k] for k in ("revision",) if k in kwargs})
-        loaded = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **kwargs).to(where)
+        shared = {name: kwargs[name] for name in ("revision", "trust_remote_code", "token") if name in kwargs}
+        with load_errors(model):
+            # The config first: a model that cannot be replayed is refused before its weights are read.
+            family_of(AutoConfig.from_pretrained(path, **shared).get_text_config(decoder=True))
+            tokenizer = AutoTokenizer.from_pretrained(path, **shared)
+            loaded = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **kwargs).to(where)
         return cls(loaded, tokenizer, cache, replay, prefill_chunk, min_tail)
 
     # ---- prompts

@@ -1,0 +1,67 @@
+# Each target sets up what it needs; the second time it is quick. PYTHON picks the interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+PORT ?= 8000
+ARGS ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 0
+
+.PHONY: help serve test demo bench bench-catalog lint test-hf-latest setup clean
+
+help: ## show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+serve: $(VENV)/serve.done ## start an OpenAI-compatible server on the bundled model (PORT=8000, ARGS="…")
+	@$(BIN)/tailreplay serve --port $(PORT) $(ARGS)
+
+test: $(VENV)/dev.done ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(VENV)/serve.done ## one long document, several questions, every mode side by side
+	@$(BIN)/tailreplay demo $(ARGS)
+
+bench: $(VENV)/serve.done ## time to first token of hits against full prefill (about 15 minutes), then the catalog
+	$(BIN)/tailreplay bench catalog
+	$(BIN)/tailreplay bench ttft $(ARGS)
+
+bench-catalog: $(VENV)/serve.done ## lookup time and overhead of the catalog at a million tokens
+	$(BIN)/tailreplay bench catalog $(ARGS)
+
+lint: $(VENV)/dev.done ## style and types
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+# The newest transformers in an environment of its own: engine and server tests must pass there too.
+test-hf-latest: .venv-hf-latest/dev.done ## run the engine and server tests on the newest transformers
+	.venv-hf-latest/bin/python -c "import transformers; print('transformers', transformers.__version__)"
+	.venv-hf-latest/bin/python -m pytest tests/engine tests/server $(ARGS)
+
+setup: $(VENV)/dev.done ## make the development environment and stop
+
+clean: ## remove the environments
+	rm -rf $(VENV) .venv-hf-latest
+
+# torch first: a plain 'torch' among other packages may pull a CUDA build of several GB.
+$(VENV)/torch.done:
+	@echo "Setting up $(VENV) (torch, then the rest): two minutes or so, once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -q "$(TORCH)" numpy
+	@touch $@
+
+$(VENV)/serve.done: $(VENV)/torch.done pyproject.toml constraints.txt
+	@$(PIP) install -q -c constraints.txt -e '.[transformers]'
+	@touch $@
+
+$(VENV)/dev.done: $(VENV)/torch.done pyproject.toml constraints.txt
+	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/serve.done
+
+.venv-hf-latest/dev.done: pyproject.toml
+	@$(PYTHON) -m venv .venv-hf-latest
+	@.venv-hf-latest/bin/python -m pip --disable-pip-version-check install -q "$(TORCH)" numpy
+	@.venv-hf-latest/bin/python -m pip --disable-pip-version-check install -q --upgrade -e '.[dev]' transformers
+	@touch $@

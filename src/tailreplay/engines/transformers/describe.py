@@ -1,0 +1,41 @@
+"""A model's groups, bytes and operations from its config alone, without weights."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tailreplay.engines.transformers.backbone import Backbone
+from tailreplay.engines.transformers.families.registry import family_of
+from tailreplay.engines.transformers.lm import load_errors, model_path
+
+
+def describe(model: str | os.PathLike[str], dtype: torch.dtype | None = None, **kwargs: Any) -> Backbone:
+    """Build a backbone on the meta device: real shapes, no memory, no weights.
+
+    Parameters
+    ----------
+    model : str
+        "bundled", a folder with a config.json, or a hub id.
+    dtype : torch.dtype, optional
+        The config's own if not given.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model cannot be loaded or replayed.
+    """
+    with load_errors(model):
+        config = AutoConfig.from_pretrained(model_path(model), **kwargs)
+    text = config.get_text_config(decoder=True)
+    family_of(text)  # refuse before anything is built
+    chosen = dtype or getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config, dtype=chosen)
+    if hasattr(skeleton, "set_experts_implementation"):
+        # The default, a grouped matrix product, has no meta kernel for float32.
+        skeleton.set_experts_implementation("batched_mm")
+    return Backbone(skeleton.eval())
