@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailreplay.catalog import Match
 from tailreplay.costs import CostModel
@@ -107,6 +107,20 @@ def make_plan(
         "",
         match.stop,
         estimate,
+    )
+
+
+def without_reuse(plan: ReplayPlan, reason: str) -> ReplayPlan:
+    """Return the plan of the same request computed from its first token; `reason` says why. It holds no pages."""
+    return replace(
+        plan,
+        matched=0,
+        tails=(0,) * len(plan.tails),
+        pages=(),
+        exact=True,
+        provenance=EXACT,
+        miss_reason=reason,
+        estimate=None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -24,16 +25,28 @@ from tailreplay.engines.transformers.sequence import Sequence
 from tailreplay.errors import InvalidRequestError, UnsupportedModelError
 from tailreplay.keys import Namespace
 from tailreplay.modes import Reuse, parse_replay
-from tailreplay.plan import ReplayPlan
+from tailreplay.plan import ReplayPlan, without_reuse
 
 log = logging.getLogger("tailreplay")
 BUNDLED = Path(__file__).resolve().parents[2] / "bundled"
 Prompt = str | list[int]
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 def model_path(model: str | os.PathLike[str]) -> str:
-    """Return where to load `model` from: "bundled" is the small model inside the package, else a path or a hub id."""
-    return str(BUNDLED) if str(model) == "bundled" else str(model)
+    """Return where to load `model` from: "bundled" is the small model inside the package, else a path or a hub id.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If it is neither a path that exists nor looks like a hub id.
+    """
+    name = str(model)
+    if name == "bundled":
+        return str(BUNDLED)
+    if not os.path.exists(name) and not _HUB_ID.fullmatch(name):
+        raise UnsupportedModelError(f"There is no model folder '{name}' (and a hub id looks like 'owner/name').")
+    return name
 
 
 @contextmanager
@@ -42,8 +55,9 @@ def load_errors(model: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UnsupportedModelError(f"The model '{model}' could not be loaded: {reason}") from error
+        # The library explains itself in paragraphs; what went wrong is in the first sentence.
+        reason = re.split(r"(?<=\w)\.\s|\n", str(error).strip() or type(error).__name__)[0].rstrip(".")
+        raise UnsupportedModelError(f"The model '{model}' could not be loaded: {reason}.") from error
 
 
 class HybridLM:
@@ -292,7 +306,7 @@ class HybridLM:
             if plan.matched == 0:
                 raise
             log.exception("Loading %d cached tokens failed; the prompt is computed instead.", plan.matched)
-            plan = self.cache.lookup(ids, namespace, Reuse("off", None), self.backbone.topology)
+            plan = without_reuse(plan, "load_failed")
             sequence = Sequence(self.backbone, self.cache, namespace, capacity, store)
             sequence.restore(plan, ids)
         timings.copy, timings.replay = sequence.copy_seconds, sequence.replay_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import torch
@@ -15,6 +16,8 @@ from tailreplay.engines.transformers.streams import CopyStream
 from tailreplay.keys import Namespace
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT, Provenance
+
+log = logging.getLogger("tailreplay")
 
 
 class Sequence:
@@ -153,6 +156,10 @@ class Sequence:
         count = stop - start
         hidden = [torch.cat(pending) if len(pending) > 1 else pending[0] for pending in self._pending]
         kv = [entry.rows(start, stop) for entry in self._backbone.kv(self._past)]
-        self._cache.insert(chain, self.tokens[start:stop], kv, [rows[:count] for rows in hidden], self.provenance)
+        try:
+            self._cache.insert(chain, self.tokens[start:stop], kv, [rows[:count] for rows in hidden], self.provenance)
+        except Exception:
+            # The answer does not depend on it: go on without storing the rest of this sequence.
+            log.exception("Storing %d tokens failed; the rest of this sequence is not stored.", count)
         # A clone lets go of the chunk that the rest is a view of.
         self._pending = [[rows[count:].clone()] if rows.shape[0] > count else [] for rows in hidden]

@@ -1,0 +1,103 @@
+"""The commands, run as a person runs them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tailreplay.cli import main
+
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def tailreplay(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line in this process: returns (stdout, stderr) and checks the exit status."""
+
+    def run(*arguments: str, stdin: str = "", status: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        got = main(arguments)
+        out, err = capsys.readouterr()
+        assert got == status, err
+        return out, err
+
+    return run
+
+
+def one_sentence(text: str) -> str:
+    """Return an error output, which must be a single line."""
+    assert text.startswith("tailreplay: ")
+    assert text.count("\n") == 1
+    return text
+
+
+def test_inspect_prints_bytes_and_limits_of_the_bundled_model(tailreplay: Run) -> None:
+    report = json.loads(tailreplay("inspect", "--json", "--lengths", "1000", "4000", "--ratio", "0.1")[0])
+    assert report["kv_bytes_per_token"] == 1024
+    assert report["hidden_bytes_per_token"] == 512
+    assert [group["source"] for group in report["groups"]] == ["embedding", "layer 3"]
+    short, long = report["lengths"]
+    assert (short["replayed"], long["replayed"]) == (100, 400)
+    assert 1 < short["limit"] < long["limit"]
+    assert "exact tail" in tailreplay("inspect")[0]
+
+
+def test_generate_reuses_the_file_for_the_next_prompt(tailreplay: Run, tmp_path: Path) -> None:
+    (tmp_path / "doc.txt").write_text("The special magic number for apple is 48213. " + "She reads a book. " * 60)
+    question = "\nQuestion: What is the special magic number for apple?\nAnswer: "
+    done = tailreplay("generate", "-f", str(tmp_path / "doc.txt"), "-p", question, "--then", question, "--json")[0]
+    first, second = (json.loads(line) for line in done.splitlines())
+    assert first["text"] == second["text"] == "48213"
+    assert first["reuse"]["miss_reason"] == "unseen_prefix"
+    assert second["reuse"]["matched"] == second["reuse"]["prompt_tokens"] - 1
+    shown, notes = tailreplay("generate", "-f", str(tmp_path / "doc.txt"), stdin=question)
+    assert shown == "48213\n"
+    assert "nothing reused" in notes
+
+
+def test_the_demo_shows_every_method_and_draws_a_picture(tailreplay: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "demo.png"
+    shown, _ = tailreplay("demo", "--tokens", "800", "--questions", "2", "--out", str(picture))
+    for method in ("full", "zero", "replay 5%", "exact"):
+        assert method in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_ttft_reports_speed_and_limit(tailreplay: Run) -> None:
+    done, _ = tailreplay(
+        "bench", "ttft", "--shape", "tiny", "--lengths", "256", "--repeats", "1", "--dtype", "float32", "--json"
+    )
+    (row,) = json.loads(done)["rows"]
+    assert row["matched"] == 256
+    assert row["replayed"] == 64
+    assert row["limit"] > 1
+    assert row["full_ms"] > 0
+    assert row["hit_ms"] >= row["replay_ms"] + row["query_ms"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "/no/such/model"], "no model folder"),
+        (["inspect", "--ratio", "0"], "(0, 1]"),
+        (["inspect", "--lengths", "0"], "at least one token"),
+        (["generate", "-p", "x", "--replay", "1.5"], "(0, 1]"),
+        (["generate", "-p", "x", "--replay", "abc"], "must be one of"),
+        (["generate", "-p", "x", "--max-new-tokens", "0"], "at least 1"),
+        (["generate", "-p", "x", "-f", "/no/such/file"], "cannot be read"),
+        (["generate", "-p", "x", "--host-bytes", "1KiB"], "smaller than one page"),
+        (["generate", "-p", "x", "--host-bytes", "lots"], "not a size"),
+        (["generate", "-p", ""], "empty"),
+        (["demo", "--tokens", "10"], "at least"),
+        (["demo", "--questions", "0"], "1 to"),
+        (["bench", "ttft", "--shape", "round"], "Unknown shape"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_a_status(tailreplay: Run, arguments: list[str], message: str) -> None:
+    assert message in one_sentence(tailreplay(*arguments, status=2)[1])
