@@ -101,6 +101,22 @@ def test_a_config_alone_describes_the_model(name: str, tmp_path: Path) -> None:
     assert described.costs.state_bytes > 0
 
 
+@pytest.mark.parametrize(("name", "outer"), [("qwen3_5", hf.Qwen3_5Config), ("qwen3_5_moe", hf.Qwen3_5MoeConfig)])
+def test_a_config_with_a_vision_part_gives_its_text_model(name: str, outer: type, tmp_path: Path) -> None:
+    """The hub's Qwen3.5 checkpoints carry a vision part; their text model is what is cached."""
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+    outer(text_config=CONFIGS[name]().to_dict(), vision_config=vision).save_pretrained(tmp_path)
+    described = describe(tmp_path, dtype=torch.float32)
+    assert described.topology == HybridLM(tiny_model(name), cache=PrefixCache("8MiB")).backbone.topology
+
+
+def test_a_model_on_two_devices_is_refused() -> None:
+    model = AutoModelForCausalLM.from_config(CONFIGS["qwen3_5"]())
+    model.model.layers[3].to("meta")
+    with pytest.raises(UnsupportedModelError, match="spread over cpu, meta"):
+        HybridLM(model, cache=PrefixCache("8MiB"))
+
+
 def test_bytes_of_a_real_shape(tmp_path: Path) -> None:
     """Qwen3.5-4B in bfloat16: 32 KiB of keys and values and 35 KiB of hiddens a token, 49.5 MiB of states."""
     hf.Qwen3_5TextConfig(**QWEN_4B, dtype="bfloat16").save_pretrained(tmp_path)

@@ -12,6 +12,7 @@ from tailreplay.engines.transformers.capture import HiddenTaps, Sink
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.kv_layer import PreallocatedLayer
 from tailreplay.engines.transformers.layer_costs import layer_costs
+from tailreplay.errors import UnsupportedModelError
 from tailreplay.pages import PageLayout, PartSpec
 
 _SAMPLES = 64
@@ -38,6 +39,11 @@ class Backbone:
         self.config: PretrainedConfig = model.config.get_text_config(decoder=True)
         self.family = family_of(self.config)
         self.topology = self.family.topology(self.config)
+        devices = {str(parameter.device) for parameter in model.parameters()}
+        if len(devices) > 1:
+            raise UnsupportedModelError(
+                f"The model is spread over {', '.join(sorted(devices))}; this engine runs models on one device only."
+            )
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.layers = self.family.layers(model)
         self.taps = HiddenTaps(self.layers, self.topology)

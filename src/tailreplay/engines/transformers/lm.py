@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, cast, overload
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -19,45 +15,18 @@ from tailreplay.cache import PrefixCache
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.generation import Generation, Trunk
+from tailreplay.engines.transformers.loading import load_errors, model_path
 from tailreplay.engines.transformers.results import GenerationResult, Timings
 from tailreplay.engines.transformers.sampling import Sampling, sampling_from
 from tailreplay.engines.transformers.sequence import Sequence
-from tailreplay.errors import InvalidRequestError, UnsupportedModelError
+from tailreplay.errors import InvalidRequestError
 from tailreplay.keys import Namespace
 from tailreplay.modes import Reuse, parse_replay
 from tailreplay.plan import ReplayPlan, without_reuse
 
 log = logging.getLogger("tailreplay")
-BUNDLED = Path(__file__).resolve().parents[2] / "bundled"
 Prompt = str | list[int]
-_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
-
-
-def model_path(model: str | os.PathLike[str]) -> str:
-    """Return where to load `model` from: "bundled" is the small model inside the package, else a path or a hub id.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it is neither a path that exists nor looks like a hub id.
-    """
-    name = str(model)
-    if name == "bundled":
-        return str(BUNDLED)
-    if not os.path.exists(name) and not _HUB_ID.fullmatch(name):
-        raise UnsupportedModelError(f"There is no model folder '{name}' (and a hub id looks like 'owner/name').")
-    return name
-
-
-@contextmanager
-def load_errors(model: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what the library raises for a model that is not there or not known into one sentence."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        # The library explains itself in paragraphs; what went wrong is in the first sentence.
-        reason = re.split(r"(?<=\w)\.\s|\n", str(error).strip() or type(error).__name__)[0].rstrip(".")
-        raise UnsupportedModelError(f"The model '{model}' could not be loaded: {reason}.") from error
+ReplayArgument = float | str | Reuse | None
 
 
 class HybridLM:
@@ -192,15 +161,31 @@ class HybridLM:
 
     # ---- generation
 
+    @overload
+    def generate(
+        self, prompt: Prompt, *, replay: ReplayArgument = None, salt: str = "", store: bool = True, **sampling: Any
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        *,
+        replay: ReplayArgument = None,
+        salt: str = "",
+        store: bool = True,
+        **sampling: Any,
+    ) -> list[GenerationResult]: ...
+
     def generate(
         self,
         prompt: Prompt | list[str] | list[list[int]],
         *,
-        replay: float | str | Reuse | None = None,
+        replay: ReplayArgument = None,
         salt: str = "",
         store: bool = True,
         **sampling: Any,
-    ) -> Any:
+    ) -> GenerationResult | list[GenerationResult]:
         """Generate an answer, or one for each prompt of a batch.
 
         Parameters
@@ -220,18 +205,15 @@ class HybridLM:
         -------
         GenerationResult or list of GenerationResult
         """
-        if isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], int)):
-            return self._generate_batch(prompt, replay, salt, store, sampling)  # type: ignore[arg-type]
-        stream = self.stream(prompt, replay=replay, salt=salt, store=store, **sampling)  # type: ignore[arg-type]
-        for _ in stream:
-            pass
-        return stream.result
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+            return self._generate_batch(cast(list[Prompt], prompt), replay, salt, store, sampling)
+        return self._finish(self.stream(cast(Prompt, prompt), replay=replay, salt=salt, store=store, **sampling))
 
     def stream(
         self,
         prompt: Prompt,
         *,
-        replay: float | str | Reuse | None = None,
+        replay: ReplayArgument = None,
         salt: str = "",
         store: bool = True,
         cancel: threading.Event | None = None,
@@ -252,7 +234,7 @@ class HybridLM:
     def _generate_batch(
         self,
         prompts: list[Prompt],
-        replay: float | str | Reuse | None,
+        replay: ReplayArgument,
         salt: str,
         store: bool,
         sampling: dict[str, Any],
@@ -260,8 +242,6 @@ class HybridLM:
         reuse = self.reuse if replay is None else parse_replay(replay, self.min_tail)
         settings = self.sampling(**sampling)
         encoded = [self.encode(prompt) for prompt in prompts]
-        if not encoded:
-            raise InvalidRequestError("The batch is empty.", "prompt")
         store = store and reuse.mode != "zero"
         namespace = self.namespace(salt)
         # One token of each prompt must be left to run.
