@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tailreplay.pages import PageLayout
     from tailreplay.tiers.host import HostArena
 
+_RELEASED = "This plan was released (or made by another cache): its pages may be gone."
 _UNBOUND = "The cache has no page layout yet: attach a model first (HybridLM does) or call bind()."
 
 
@@ -37,7 +38,7 @@ class Chain:
     tokens : int
         Stored so far, a multiple of the page size until the last, partial page.
     stopped : str
-        Why no more is stored ("full", "covered", "busy", "ended"); "" while it goes on.
+        Why no more is stored ("full", "covered", "busy", "partial", "failed", "ended"); "" while it goes on.
     """
 
     namespace: Namespace
@@ -170,7 +171,7 @@ class PrefixCache:
     def fetch(self, plan: ReplayPlan) -> PagesView:
         """Return a reader of the plan's pages, valid until `release`."""
         if id(plan) not in self._leases or self._arena is None:
-            raise RuntimeError("This plan was released (or made by another cache): its pages may be gone.")
+            raise RuntimeError(_RELEASED)
         return PagesView(self._arena, plan)
 
     def release(self, plan: ReplayPlan) -> None:
@@ -183,6 +184,8 @@ class PrefixCache:
         """Begin to store a sequence after the plan's last full page (or from its first token); ends with `close`."""
         full = plan.matched // self.page_size if plan is not None else 0
         with self._lock:
+            if plan is not None and plan.pages and id(plan) not in self._leases:
+                raise RuntimeError(_RELEASED)
             page = plan.pages[full - 1] if plan is not None and full else self._tree.root(namespace)
             self._tree.pin((page,))
             return Chain(namespace, page, full * self.page_size)
@@ -197,6 +200,8 @@ class PrefixCache:
     ) -> int:
         """Store the next tokens of a sequence and let later requests match them. Returns how many were stored.
 
+        An error, of any kind, leaves nothing of these tokens behind and ends the chain.
+
         Parameters
         ----------
         chain : Chain
@@ -209,6 +214,11 @@ class PrefixCache:
             Hiddens by stored group, shapes ``(n, d_model)``.
         provenance : Provenance
             Of all these tokens.
+
+        Raises
+        ------
+        ValueError
+            If a tensor is missing or has another shape or dtype than the layout says.
         """
         arena = self._arena
         if arena is None:
@@ -216,18 +226,22 @@ class PrefixCache:
         if chain.stopped or not len(tokens):
             return 0
         ids = token_bytes(tokens)
-        with self._lock:
-            admitted = self._admit(chain, ids, provenance)
-        parts = [*(part for pair in arena.layout.kv for part in pair), *arena.layout.hidden]
-        tensors = [*(tensor for pair in kv for tensor in pair), *hidden]
+        admitted: list[Admission] = []
         try:
+            columns = list(zip(arena.layout.parts, [*(tensor for pair in kv for tensor in pair), *hidden], strict=True))
+            for part, tensor in columns:
+                part.check(tensor, len(tokens))
+            with self._lock:
+                admitted = self._admit(chain, ids, provenance)
             for first, slots in _runs_to_fill(admitted):
                 span = slice(first * self.page_size, min((first + len(slots)) * self.page_size, len(tokens)))
-                for part, tensor in zip(parts, tensors, strict=True):
+                for part, tensor in columns:
                     arena.write(part, slots, tensor[span])
         except BaseException:
             with self._lock:
                 self._abort(admitted)
+                chain.stopped = "failed"
+                self._refused["failed"] += 1
             raise
         with self._lock:
             return self._commit(chain, admitted)
@@ -235,7 +249,8 @@ class PrefixCache:
     def fork(self, chain: Chain) -> Chain:
         """Return a second chain that goes on from where `chain` is; closed on its own."""
         with self._lock:
-            self._tree.pin((chain.page,))
+            if chain.stopped != "ended":
+                self._tree.pin((chain.page,))
             return Chain(chain.namespace, chain.page, chain.tokens, chain.stopped)
 
     def close(self, chain: Chain) -> None:

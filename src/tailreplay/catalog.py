@@ -6,7 +6,6 @@ by eviction. Every slot belongs to one page or is free, so the byte limit holds 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from tailreplay.keys import TOKEN_BYTES, Namespace, page_key
 from tailreplay.page import Page, root_page
 from tailreplay.provenance import Provenance
 from tailreplay.sizes import format_bytes
+from tailreplay.slots import SlotPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Admission:
         Whose slot must be written and committed: `page` itself, or a stand-in whose better bytes replace those of
         `page` at commit. None if an equally good page is there already.
     reason : str
-        "", "full" (every page is pinned or an inner one), "covered" (a longer page holds the same tokens) or "busy"
-        (another writer is just writing this page).
+        "", "full" (every page is pinned or an inner one), "covered" (a longer page that is no worse holds the same
+        tokens) or "busy" (another writer is just writing this page).
     """
 
     page: Page | None
@@ -90,9 +90,7 @@ class Catalog:
         self.evictions = 0
         self._pages: dict[bytes, Page] = {}
         self._roots: dict[bytes, Page] = {}
-        # A heap of slots that were freed, then those never used: low slots first keeps runs of pages contiguous.
-        self._freed: list[int] = []
-        self._untouched = 0
+        self._free = SlotPool(self.slots)
         self._lru = LeastRecentlyUsed()
         self._tick = 0
         self._order = 0
@@ -118,39 +116,34 @@ class Catalog:
             return Match(0, (), "end" if limit <= 0 else "unseen")
         digest, pages, step = namespace.digest, self._pages, self.page_size * TOKEN_BYTES
         path: list[Page] = []
-        stop = ""
         at = 0
         while at + step <= len(ids):
             part = ids[at : at + step]
             page = pages.get(page_key(node.key, digest, part))
             # The ids are compared again, so that a hash collision can never serve another prompt's page.
-            if page is None or not page.ready or page.ids != part:
-                break
-            if exact_only and not page.provenance.is_exact:
-                stop = "approximate"
+            if page is None or not page.ready or page.ids != part or (exact_only and not page.provenance.is_exact):
                 break
             path.append(page)
             node, at = page, at + step
         tokens = at // TOKEN_BYTES
+        stop = "end"
         if tokens < limit:
-            last, common = node.longest_child(ids[at : at + step], exact_only)
+            rest = ids[at : at + step]
+            last, common = node.longest_child(rest, exact_only)
             if last is not None:
                 path.append(last)
                 tokens += common
-        if tokens >= limit:
-            tokens, stop = limit, "end"
-        elif not stop:
-            stop = "diverged" if node.children else "unseen"
+            if tokens < limit:
+                stop = _why_no_more(node, rest, common, exact_only)
+        tokens = min(tokens, limit)
         return Match(tokens, tuple(path[: -(-tokens // self.page_size)]), stop)
 
     def pin(self, pages: Iterable[Page]) -> None:
-        """Protect `pages` (root first) from eviction and mark them as just used."""
-        chain = list(pages)
-        # Deepest first, so that a parent is always more recent than its children.
-        for page in reversed(chain):
-            self._tick += 1
+        """Protect `pages` from eviction and mark them as just used."""
+        # One tick will do: a parent outlives its children whatever its tick.
+        self._tick += 1
+        for page in pages:
             page.last_used = self._tick
-        for page in chain:
             page.pins += 1
 
     def unpin(self, pages: Iterable[Page]) -> None:
@@ -158,9 +151,7 @@ class Catalog:
         for page in pages:
             assert page.pins > 0, "unpin without pin"
             page.pins -= 1
-            self._note(page)
-            if page.is_root:
-                self._drop_root(page)
+            self._settle(page)
 
     # ---- writing
 
@@ -183,8 +174,7 @@ class Catalog:
         present = self._pages.get(key)
         if present is not None:
             return self._admit_again(present, ids, provenance)
-        longer = parent.siblings(exact=True).extending(ids)
-        if longer is not None:
+        if parent.covers(ids, provenance):
             return Admission(None, reason="covered")
         slot = self._allocate()
         if slot is None:
@@ -196,27 +186,28 @@ class Catalog:
         return Admission(page, fill=page)
 
     def commit(self, fill: Page) -> None:
-        """Let an admitted page be matched; its bytes are complete. It keeps its pin."""
+        """Let an admitted page be matched; its bytes are complete. It keeps its pin. Earlier pages of a run first."""
         assert not fill.ready
-        present = self._replacing.pop(fill, None)
-        if present is not None:
-            self._replace(present, fill)
-            return
-        assert fill.parent is not None
-        self._tick += 1
-        fill.last_used = self._tick
-        fill.ready = True
-        siblings = fill.parent.siblings(fill.provenance.is_exact)
-        shorter = siblings.prefix_of(fill.ids)
-        siblings.add(fill)
-        if shorter is not None and shorter.is_evictable and fill.provenance <= shorter.provenance:
-            self._remove(shorter)  # a partial page that this one continues: nothing is lost
+        parent = fill.parent
+        assert parent is not None
+        assert parent.ready, "commit the parent first"
+        page = self._replacing.pop(fill, None)
+        if page is not None:
+            self._replace(page, fill)
+        else:
+            page = fill
+            self._tick += 1
+            page.last_used = self._tick
+            page.ready = True
+            parent.siblings(page.provenance.is_exact).add(page)
+        for shorter in parent.prefixes_of(page.ids):
+            self._settle(shorter)  # may have become superfluous
 
     def abort(self, fill: Page) -> None:
         """Give an admitted page's slot back, and its pin; it was never matched. Later pages of a run first."""
         assert not fill.ready
         assert not fill.children
-        heapq.heappush(self._freed, fill.slot)
+        self._free.give_back(fill.slot)
         present = self._replacing.pop(fill, None)
         if present is not None:
             self.unpin((present,))
@@ -224,7 +215,7 @@ class Catalog:
         assert fill.parent is not None
         del self._pages[fill.key]
         fill.parent.children -= 1
-        self._note(fill.parent)
+        self._settle(fill.parent)
 
     def clear(self) -> None:
         """Evict every page that nothing needs."""
@@ -241,7 +232,12 @@ class Catalog:
     @property
     def bytes_used(self) -> int:
         """Bytes of all slots in use, never above the limit."""
-        return (self._untouched - len(self._freed)) * self.page_bytes
+        return self._free.used * self.page_bytes
+
+    @property
+    def namespaces(self) -> int:
+        """Namespaces that have pages or pins."""
+        return len(self._roots)
 
     @property
     def pinned(self) -> int:
@@ -258,21 +254,28 @@ class Catalog:
         self._order += 1
         return self._order
 
-    def _note(self, page: Page) -> None:
-        if page.is_evictable:
-            self._lru.push(page)
+    def _settle(self, page: Page) -> None:
+        """Do what is due once nothing needs `page` any more; nothing if something still does."""
+        if page.is_root:
+            if not page.children and not page.pins:
+                self._roots.pop(page.key, None)
+        elif page.is_evictable:
+            # A partial page goes at once when a longer one holds its tokens: nothing is lost.
+            if page.parent is not None and page.parent.covers(page.ids, page.provenance):
+                self._remove(page)
+            else:
+                self._lru.push(page)
 
     def _allocate(self) -> int | None:
-        if not self._freed and self._untouched == self.slots:
+        slot = self._free.take()
+        if slot is None:
             victim = self._lru.pop()
             if victim is None:
                 return None
             self._remove(victim)
             self.evictions += 1
-        if self._freed:
-            return heapq.heappop(self._freed)
-        self._untouched += 1
-        return self._untouched - 1
+            slot = self._free.take()
+        return slot
 
     def _remove(self, page: Page) -> None:
         assert page.is_evictable
@@ -281,10 +284,8 @@ class Catalog:
         page.parent.children -= 1
         del self._pages[page.key]
         page.ready = False
-        heapq.heappush(self._freed, page.slot)
-        self._note(page.parent)
-        if page.parent.is_root:
-            self._drop_root(page.parent)
+        self._free.give_back(page.slot)
+        self._settle(page.parent)
 
     def _admit_again(self, present: Page, ids: bytes, provenance: Provenance) -> Admission:
         """Admit tokens that are there already: as they are, or with better bytes."""
@@ -305,17 +306,20 @@ class Catalog:
     def _replace(self, present: Page, fill: Page) -> None:
         """Swap the bytes of a resident page for better ones of the same tokens, unless somebody reads it."""
         if present.pins > 1 or present.provenance <= fill.provenance:
-            heapq.heappush(self._freed, fill.slot)
+            self._free.give_back(fill.slot)
             return
         assert present.parent is not None
         present.parent.siblings(present.provenance.is_exact).discard(present)
-        heapq.heappush(self._freed, present.slot)
+        self._free.give_back(present.slot)
         present.slot, present.provenance = fill.slot, fill.provenance
         present.parent.siblings(present.provenance.is_exact).add(present)
 
-    def _drop_root(self, root: Page) -> None:
-        if not root.children and not root.pins:
-            self._roots.pop(root.key, None)
+
+def _why_no_more(node: Page, rest: bytes, common: int, exact_only: bool) -> str:
+    """Say why a match ends `common` tokens into `rest`, what follows `node` (see `Match.stop`)."""
+    if exact_only and node.longest_child(rest, exact_only=False)[1] > common:
+        return "approximate"
+    return "diverged" if node.continues(rest[: common * TOKEN_BYTES]) else "unseen"
 
 
 def check_page_size(page_size: int) -> None:

@@ -67,15 +67,26 @@ def token_bytes(tokens: TokenIds) -> bytes:
     """
     try:
         if isinstance(tokens, np.ndarray):
-            if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) >= 1 << 32):
-                raise OverflowError
-            return tokens.astype(">u4").tobytes()
+            return _array_bytes(tokens)
+        if isinstance(tokens, (bytes, bytearray)):
+            raise TypeError  # `array` would read them as machine words
         words = array("I", tokens)
     except (OverflowError, TypeError):
         raise InvalidRequestError("Token ids must be integers from 0 to 2^32 - 1.", "prompt") from None
     if sys.byteorder == "little":
         words.byteswap()
     return words.tobytes()
+
+
+def _array_bytes(tokens: np.ndarray) -> bytes:
+    if tokens.size == 0:
+        return b""
+    # A cast would cut fractions off, and flatten a batch, without a word.
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise TypeError
+    if int(tokens.min()) < 0 or int(tokens.max()) >= 1 << 32:
+        raise OverflowError
+    return tokens.astype(">u4").tobytes()
 
 
 def page_key(parent: bytes, namespace: bytes, ids: bytes) -> bytes:

@@ -87,6 +87,22 @@ class Page:
                     best = found
         return best
 
+    def continues(self, ids: bytes) -> bool:
+        """Whether a ready child begins with `ids` and goes on."""
+        return any(True for siblings in (self._exact, self._inexact) if siblings for _ in siblings.continuing(ids))
+
+    def covers(self, ids: bytes, provenance: Provenance) -> bool:
+        """Whether a ready child begins with `ids`, goes on, and is no worse than `provenance`."""
+        for siblings in (self._exact, None if provenance.is_exact else self._inexact):
+            if siblings and any(child.provenance <= provenance for child in siblings.continuing(ids)):
+                return True
+        return False
+
+    def prefixes_of(self, ids: bytes) -> list[Page]:
+        """Return the ready children whose tokens are a proper prefix of `ids`."""
+        both = (self._exact, self._inexact)
+        return [shorter for siblings in both if siblings for shorter in siblings.prefixes_of(ids)]
+
 
 def root_page(key: bytes, order: int) -> Page:
     """Return the root of a namespace: no tokens, no slot, ready."""

@@ -36,6 +36,14 @@ class PartSpec:
         """Return an uninitialised token of this part."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
+    def check(self, tensor: torch.Tensor, tokens: int) -> None:
+        """Raise `ValueError` unless `tensor` holds this part of `tokens` tokens, bit by bit as it will be stored."""
+        if tensor.shape != (tokens, *self.shape) or tensor.dtype != self.dtype:
+            raise ValueError(
+                f"Part '{self.name}' of {tokens} tokens is {(tokens, *self.shape)} of {self.dtype}, "
+                f"not {tuple(tensor.shape)} of {tensor.dtype}."
+            )
+
 
 @dataclass(frozen=True)
 class PageLayout:

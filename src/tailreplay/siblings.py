@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
 
-from tailreplay.keys import common_tokens
+from tailreplay.keys import TOKEN_BYTES, common_tokens
 
 
 class HasIds(Protocol):
@@ -47,20 +47,33 @@ class Siblings(list[T]):
                 best, length = page, common
         return best, length
 
-    def prefix_of(self, ids: bytes) -> T | None:
-        """Return the page just before `ids` if its tokens are a proper prefix of `ids`."""
+    def prefixes_of(self, ids: bytes) -> list[T]:
+        """Return the pages whose tokens are a proper prefix of `ids`, longest first."""
+        found: list[T] = []
         at = self._position(ids)
-        if at and len(self[at - 1].ids) < len(ids) and ids.startswith(self[at - 1].ids):
-            return self[at - 1]
-        return None
+        while at:
+            page = self[at - 1]
+            # Whatever else is a prefix of `ids` sorts before `page`, so it is one of what both share.
+            ids = ids[: common_tokens(page.ids, ids) * TOKEN_BYTES]
+            if page.ids == ids:
+                found.append(page)
+                at -= 1
+            else:
+                at = self._position_after(ids)
+        return found
 
-    def extending(self, ids: bytes) -> T | None:
-        """Return a page whose tokens begin with `ids` (or equal them)."""
-        at = self._position(ids)
-        return self[at] if at < len(self) and self[at].ids.startswith(ids) else None
+    def continuing(self, ids: bytes) -> Iterator[T]:
+        """Yield the pages whose tokens begin with `ids` and go on."""
+        at = self._position_after(ids)
+        while at < len(self) and self[at].ids.startswith(ids):
+            yield self[at]
+            at += 1
 
     def _position(self, ids: bytes) -> int:
         return bisect_left(self, ids, key=lambda page: page.ids)
+
+    def _position_after(self, ids: bytes) -> int:
+        return bisect_right(self, ids, key=lambda page: page.ids)
 
     def _neighbours(self, ids: bytes) -> Iterator[T]:
         at = self._position(ids)

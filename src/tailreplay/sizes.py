@@ -28,6 +28,8 @@ def parse_bytes(size: int | str) -> int:
         if found is None or unit is None:
             raise CacheConfigError(f"{size!r} is not a size: write a number with a unit, like '8GiB'.")
         size = int(float(found[1]) * unit)
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise CacheConfigError(f"A size must be a whole number of bytes or a text like '8GiB', got {size!r}.")
     if size <= 0:
         raise CacheConfigError(f"A size must be positive, got {size}.")
     return size

@@ -129,8 +129,8 @@ def measure(tokens: int, sequences: int, siblings: int, repeats: int, seed: int)
     InvalidRequestError
         If a number is too small for the two long prompts and a branch.
     """
-    if siblings < 1 or repeats < 1:
-        raise InvalidRequestError("The bench needs at least one sibling and one repeat.")
+    if siblings < 1 or repeats < 1 or seed < 0:
+        raise InvalidRequestError("The bench needs at least one sibling and one repeat, and a seed of at least 0.")
     branches = make_branches(tokens, sequences, seed)
     # The branches exist already, so what is traced from here on is the catalog with its copies of the ids.
     gc.collect()

@@ -21,6 +21,9 @@ from tailreplay.plan import ReplayPlan
 if TYPE_CHECKING:
     from tailreplay.engines.transformers.lm import HybridLM
 
+# Answer tokens to make room for at first: a limit is often far above what an answer takes, and buffers grow.
+_FIRST_ROOM = 1024
+
 
 class Trunk:
     """The common prefix of a batch: computed at first use, then forked for each prompt."""
@@ -102,7 +105,7 @@ class Generation:
 
     def _run(self, begin: float) -> Iterator[str]:
         lm, timings = self._lm, Timings()
-        capacity = len(self._ids) + self._limit
+        capacity = len(self._ids) + min(self._limit, _FIRST_ROOM)
         plan: ReplayPlan | None = None
         if self._trunk is not None:
             sequence, report = self._trunk.fork(len(self._ids), capacity, timings)

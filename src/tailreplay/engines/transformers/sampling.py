@@ -16,6 +16,9 @@ from transformers.generation.logits_process import (
 
 from tailreplay.errors import InvalidRequestError
 
+# Dividing logits by less overflows, and the best token has all the probability long before that.
+_GREEDY_BELOW = 1e-5
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -83,7 +86,7 @@ class Sampler:
     """
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
-        self._greedy = sampling.temperature == 0
+        self._greedy = sampling.temperature < _GREEDY_BELOW
         self._processors = LogitsProcessorList()
         self._generator = torch.Generator(device)
         if sampling.seed is not None:

@@ -1,0 +1,218 @@
+"""One thread that runs requests in the order they came: the transformers engine is single-stream."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tailreplay.engines.transformers.generation import Generation
+from tailreplay.engines.transformers.results import GenerationResult
+from tailreplay.metrics import Metrics
+from tailreplay.server.errors import ClosingError, QueueFullError
+
+log = logging.getLogger("tailreplay.server")
+Outcome = Literal["completed", "cancelled", "failed", "closing"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of the `index`-th prompt's answer, as it comes."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The `index`-th prompt's answer is complete."""
+
+    index: int
+    result: GenerationResult
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The last event of every job."""
+
+    outcome: Outcome
+
+
+Event = Piece | Finished | Ended
+
+
+@dataclass(eq=False)
+class Job:
+    """A request: generations to run one after another.
+
+    Attributes
+    ----------
+    generations : sequence of Generation
+        All made with `cancelled`.
+    cancelled : threading.Event
+        Set by `Worker.cancel`.
+    emit : callable
+        Takes each event, on any thread; must not block or raise.
+    submitted, started : float
+        Seconds of the monotonic clock.
+    """
+
+    generations: Sequence[Generation]
+    cancelled: threading.Event
+    emit: Callable[[Event], None]
+    submitted: float = field(default_factory=time.perf_counter)
+    started: float = 0.0
+
+    @property
+    def queued(self) -> float:
+        """Seconds that it waited."""
+        return self.started - self.submitted
+
+
+class Worker:
+    """First in, first out; every submitted job ends with exactly one `Ended`. Thread-safe.
+
+    Parameters
+    ----------
+    metrics : Metrics
+        Counts outcomes and answers.
+    max_queue : int
+        Jobs that may wait beside the one that runs.
+    """
+
+    def __init__(self, metrics: Metrics, max_queue: int) -> None:
+        self.max_queue = max_queue
+        self._metrics = metrics
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._current: Job | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="tailreplay-worker", daemon=True)
+        metrics.watch_queue(lambda: self.waiting, lambda: self.running)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait."""
+        with self._changed:
+            return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """1 while a job runs, else 0."""
+        with self._changed:
+            return int(self._current is not None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are taken."""
+        return self._thread.is_alive() and not self._closed
+
+    def start(self) -> None:
+        """Begin to run jobs."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Put a job at the end of the queue.
+
+        Raises
+        ------
+        QueueFullError
+            If `max_queue` jobs wait already.
+        ClosingError
+            After `close`.
+        """
+        with self._changed:
+            if self._closed:
+                raise ClosingError
+            # A job that the thread has not picked up yet does not wait for another one.
+            if len(self._waiting) + (self._current is not None) > self.max_queue:
+                raise QueueFullError(self.max_queue)
+            self._waiting.append(job)
+            self._changed.notify_all()
+
+    def cancel(self, job: Job) -> None:
+        """End a job: at once if it waits, at the next step if it runs, not at all if it has ended."""
+        job.cancelled.set()
+        with self._changed:
+            if job not in self._waiting:
+                return
+            self._waiting.remove(job)
+        self._end(job, "cancelled")
+
+    def close(self) -> None:
+        """End every job and take no more; does not wait. A second call does nothing."""
+        with self._changed:
+            self._closed = True
+            jobs = list(self._waiting)
+            self._waiting.clear()
+            if self._current is not None:
+                self._current.cancelled.set()
+            self._changed.notify_all()
+        for job in jobs:
+            self._end(job, "closing")
+
+    def join(self) -> None:
+        """Wait until the thread has ended, after `close`."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # ---- on the worker's thread
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                job = self._current = self._waiting.popleft()
+            job.started = time.perf_counter()
+            outcome = self._run(job)
+            with self._changed:
+                # Free before its client can know, so that a next request of that client finds the place empty.
+                self._current = None
+                if outcome == "cancelled" and self._closed:
+                    outcome = "closing"
+            self._end(job, outcome)
+
+    def _run(self, job: Job) -> Outcome:
+        for index, generation in enumerate(job.generations):
+            if job.cancelled.is_set():
+                return "cancelled"
+            try:
+                for text in generation:
+                    job.emit(Piece(index, text))
+            except Exception:
+                log.exception("A request failed.")
+                return "failed"
+            result = generation.result
+            self._record(job, result)
+            if result.finish_reason == "cancelled":
+                return "cancelled"
+            job.emit(Finished(index, result))
+        return "completed"
+
+    def _record(self, job: Job, result: GenerationResult) -> None:
+        reuse = result.reuse
+        self._metrics.prompt(
+            reuse.prompt_tokens, reuse.matched, reuse.replayed, exact=reuse.exact, miss_reason=reuse.miss_reason
+        )
+        if result.tokens:
+            self._metrics.answer(len(result.tokens), job.queued + result.timings.first_token)
+        cached = f"{reuse.matched} from the cache ({reuse.mode}, {reuse.replayed} replayed, {reuse.provenance})"
+        log.info(
+            "%d prompt tokens, %s; first token after %.0f ms; %d tokens, %s",
+            reuse.prompt_tokens,
+            f"none from the cache ({reuse.miss_reason})" if reuse.miss_reason else cached,
+            1000 * (job.queued + result.timings.first_token),
+            len(result.tokens),
+            result.finish_reason,
+        )
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
+        self._metrics.request("cancelled" if outcome == "closing" else outcome)
+        job.emit(Ended(outcome))

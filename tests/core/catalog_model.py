@@ -1,0 +1,290 @@
+"""A catalog written down as plainly as possible, and a driver that gives the real one the same interface.
+
+Both speak of pages by *name*: the number of a namespace and all tokens from the sequence's start to the page's end. The
+model has no keys, no tree, no heap and no sorted siblings: every question is a scan over all entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tailreplay.catalog import Catalog
+from tailreplay.keys import Namespace, token_bytes
+from tailreplay.page import Page
+from tailreplay.provenance import Provenance
+
+PAGE_SIZE = 16
+PAGE_BYTES = 100
+NAMESPACES = (
+    Namespace("model", "layout", PAGE_SIZE),
+    Namespace("model", "layout", PAGE_SIZE, salt="tenant"),
+    Namespace("model", "layout", PAGE_SIZE, adapter="tenant"),
+)
+Tokens = tuple[int, ...]
+Name = tuple[int, Tokens]
+
+
+def parent_of(name: Name) -> Name:
+    """Name of the page before `name`; a root's tokens are empty."""
+    namespace, tokens = name
+    return namespace, tokens[: (len(tokens) - 1) // PAGE_SIZE * PAGE_SIZE]
+
+
+def names_of(namespace: int, tokens: Tokens) -> list[Name]:
+    """Names of all pages of a sequence, in order."""
+    ends = [*range(PAGE_SIZE, len(tokens), PAGE_SIZE), len(tokens)]
+    return [(namespace, tokens[:end]) for end in ends]
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix, token by token."""
+    length = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        length += 1
+    return length
+
+
+@dataclass
+class Entry:
+    """What the model knows of a page."""
+
+    provenance: Provenance
+    born: int
+    pins: int = 1
+    used: int = 0
+    ready: bool = False
+    better: Provenance | None = None
+    """Provenance of the bytes that are being written to replace the present ones."""
+
+
+class Model:
+    """What the catalog should do."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.evictions = 0
+        self.entries: dict[Name, Entry] = {}
+        self._tick = 0
+        self._births = 0
+
+    # ---- questions
+
+    def state(self) -> dict[Name, Provenance]:
+        """Ready pages and their provenance."""
+        return {name: entry.provenance for name, entry in self.entries.items() if entry.ready}
+
+    def slots_used(self) -> int:
+        return len(self.entries) + sum(entry.better is not None for entry in self.entries.values())
+
+    def match(self, namespace: int, tokens: Tokens, limit: int, exact_only: bool) -> tuple[int, str]:
+        """Longest common prefix over everything resident, and why it is no longer."""
+        longest = self._longest(namespace, tokens, exact_only)
+        if longest >= limit:
+            return max(0, limit), "end"
+        if exact_only and self._longest(namespace, tokens, False) > longest:
+            return longest, "approximate"
+        goes_on = any(
+            len(name[1]) > longest and name[1][:longest] == tokens[:longest]
+            for name in self.entries
+            if name[0] == namespace and self._reachable(name, False)
+        )
+        return longest, "diverged" if goes_on else "unseen"
+
+    def evictable(self) -> list[Name]:
+        """Names that may be evicted, in the order in which they would be."""
+        free = [name for name, entry in self.entries.items() if self._is_free(name, entry)]
+        return sorted(free, key=lambda name: (self.entries[name].used, self.entries[name].born))
+
+    def superseded(self, name: Name, provenance: Provenance) -> bool:
+        """Whether a ready page of the same parent begins with the tokens of `name`, goes on, and is no worse."""
+        return any(
+            entry.ready
+            and entry.provenance <= provenance
+            and parent_of(other) == parent_of(name)
+            and other[0] == name[0]
+            and len(other[1]) > len(name[1])
+            and other[1][: len(name[1])] == name[1]
+            for other, entry in self.entries.items()
+        )
+
+    # ---- changes; each returns what can be compared with the real catalog's answer
+
+    def pin(self, names: Sequence[Name]) -> None:
+        self._tick += 1
+        for name in names:
+            if name[1]:
+                self.entries[name].used = self._tick
+                self.entries[name].pins += 1
+
+    def unpin(self, names: Iterable[Name]) -> None:
+        for name in names:
+            if name[1]:
+                self.entries[name].pins -= 1
+        self._drop_superseded()
+
+    def admit(self, name: Name, provenance: Provenance) -> str:
+        present = self.entries.get(name)
+        if present is not None:
+            return self._admit_again(name, present, provenance)
+        if self.superseded(name, provenance):
+            return "covered"
+        if not self._make_room():
+            return "full"
+        self._births += 1
+        self.entries[name] = Entry(provenance, self._births)
+        return "new"
+
+    def commit(self, name: Name) -> None:
+        entry = self.entries[name]
+        if entry.better is not None:
+            if entry.pins == 1:
+                entry.provenance = entry.better
+            entry.better = None
+        else:
+            self._tick += 1
+            entry.used = self._tick
+            entry.ready = True
+        self._drop_superseded()
+
+    def abort(self, name: Name) -> None:
+        entry = self.entries[name]
+        if entry.better is not None:
+            entry.better = None
+            self.unpin([name])
+        else:
+            del self.entries[name]
+
+    def clear(self) -> None:
+        while free := self.evictable():
+            del self.entries[free[0]]
+
+    # ---- inside
+
+    def _longest(self, namespace: int, tokens: Tokens, exact_only: bool) -> int:
+        lengths = [
+            common(name[1], tokens)
+            for name in self.entries
+            if name[0] == namespace and self._reachable(name, exact_only)
+        ]
+        return max(lengths, default=0)
+
+    def _reachable(self, name: Name, exact_only: bool) -> bool:
+        """Whether the page and all before it are ready (and exact)."""
+        for each in names_of(*name):
+            entry = self.entries.get(each)
+            if entry is None or not entry.ready or (exact_only and not entry.provenance.is_exact):
+                return False
+        return True
+
+    def _is_free(self, name: Name, entry: Entry) -> bool:
+        return entry.ready and entry.pins == 0 and not any(parent_of(other) == name for other in self.entries)
+
+    def _make_room(self) -> bool:
+        if self.slots_used() < self.slots:
+            return True
+        free = self.evictable()
+        if free:
+            del self.entries[free[0]]
+            self.evictions += 1
+        return bool(free)
+
+    def _admit_again(self, name: Name, present: Entry, provenance: Provenance) -> str:
+        if not present.ready:
+            return "busy"
+        self.pin([name])
+        if present.provenance <= provenance or present.pins > 1 or not self._make_room():
+            return "present"
+        present.better = provenance
+        return "better"
+
+    def _drop_superseded(self) -> None:
+        for name in self.evictable():
+            if self.superseded(name, self.entries[name].provenance):
+                del self.entries[name]
+
+
+class Driver:
+    """The real catalog behind the model's interface. Keeps what a client would keep: pages that it has pinned."""
+
+    def __init__(self, slots: int) -> None:
+        # The odd bytes must not become a slot.
+        self.catalog = Catalog(PAGE_SIZE, slots * PAGE_BYTES + PAGE_BYTES - 1, PAGE_BYTES)
+        self.fills: dict[Name, Page] = {}
+        self.held: dict[Name, Page] = {}
+        self._holds: dict[Name, int] = {}
+
+    def names(self) -> dict[Name, Page]:
+        """Every ready page by name, read off the pages themselves."""
+        return {self._name(page): page for page in self.catalog.resident()}
+
+    def state(self) -> dict[Name, Provenance]:
+        return {name: page.provenance for name, page in self.names().items()}
+
+    def match(self, namespace: int, tokens: Tokens, limit: int, exact_only: bool) -> tuple[int, str, list[Name]]:
+        found = self.catalog.match(token_bytes(tokens), NAMESPACES[namespace], limit=limit, exact_only=exact_only)
+        return found.tokens, found.stop, [self._name(page) for page in found.pages]
+
+    def pin(self, names: Sequence[Name]) -> None:
+        resident = self.names()
+        pages = [
+            self.held.get(name) or (resident[name] if name[1] else self.catalog.root(NAMESPACES[name[0]]))
+            for name in names
+        ]
+        self.catalog.pin(pages)
+        for name, page in zip(names, pages, strict=True):
+            self._hold(name, page)
+
+    def unpin(self, names: Sequence[Name]) -> None:
+        self.catalog.unpin([self._drop(name) for name in names])
+
+    def admit(self, name: Name, provenance: Provenance) -> str:
+        parent = parent_of(name)
+        ids = token_bytes(name[1][len(parent[1]) :])
+        admission = self.catalog.admit(self.held[parent], NAMESPACES[name[0]], ids, provenance)
+        if admission.page is None:
+            return admission.reason
+        self._hold(name, admission.page)
+        if admission.fill is None:
+            return "present"
+        self.fills[name] = admission.fill
+        return "new" if admission.fill is admission.page else "better"
+
+    def commit(self, name: Name) -> None:
+        self.catalog.commit(self.fills.pop(name))
+
+    def abort(self, name: Name) -> None:
+        self._drop(name)
+        self.catalog.abort(self.fills.pop(name))
+
+    def clear(self) -> None:
+        self.catalog.clear()
+
+    def let_go(self) -> None:
+        """Abort all that is being written and unpin all that is held."""
+        for name in sorted(self.fills, key=lambda name: -len(name[1])):
+            self.abort(name)
+        while self.held:
+            self.unpin(list(self.held))
+
+    def slots(self) -> list[int]:
+        """Slots of all pages, ready or being written, in no order."""
+        return [page.slot for page in [*self.catalog.resident(), *self.fills.values()]]
+
+    def _hold(self, name: Name, page: Page) -> None:
+        self.held[name] = page
+        self._holds[name] = self._holds.get(name, 0) + 1
+
+    def _drop(self, name: Name) -> Page:
+        self._holds[name] -= 1
+        return self.held[name] if self._holds[name] else self.held.pop(name)
+
+    def _name(self, page: Page) -> Name:
+        ids = b""
+        while page.parent is not None:
+            ids = page.ids + ids
+            page = page.parent
+        namespace = next(number for number, each in enumerate(NAMESPACES) if each.digest == page.key)
+        return namespace, tuple(int.from_bytes(ids[at : at + 4], "big") for at in range(0, len(ids), 4))

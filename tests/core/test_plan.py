@@ -1,0 +1,171 @@
+"""What a hit will do, and why a miss is one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailreplay import Provenance, Ratio, Reuse, Topology
+from tailreplay.catalog import Match
+from tailreplay.costs import CostModel, LayerCost
+from tailreplay.modes import parse_reuse
+from tailreplay.page import Page
+from tailreplay.plan import ReplayPlan, make_plan, without_reuse
+from tailreplay.provenance import EXACT
+
+A, L, C = "full_attention", "linear_attention", "conv"
+HYBRID = Topology.from_layer_types([L, A, L, A, L])
+CONVOLUTIONS = Topology.from_layer_types([C, A, C, C], 3)
+MIXED = Topology.from_layer_types([A, C, A, L], 3)
+ATTENTION = Topology.from_layer_types([A, A])
+QUANTISED = Provenance(0, lossy=True)
+PAGE = 16
+
+
+def match_of(tokens: int, *provenances: Provenance, stop: str = "diverged") -> Match:
+    """A match of `tokens` tokens over pages of 16, all exact unless said otherwise."""
+    count = -(-tokens // PAGE)
+    each = [*provenances, *[EXACT] * (count - len(provenances))]
+    pages = [Page(b"key", b"", None, slot, provenance, slot) for slot, provenance in enumerate(each)]
+    return Match(tokens, tuple(pages), stop)
+
+
+def plan_of(
+    match: Match, reuse: Reuse, topology: Topology = HYBRID, tokens: int = 500, min_match: int = 1
+) -> ReplayPlan:
+    return make_plan(match, tokens, reuse, topology, min_match=min_match)
+
+
+# ---- hits
+
+
+def test_a_hit_carries_what_was_asked_and_found() -> None:
+    match = match_of(200)
+    plan = plan_of(match, parse_reuse("replay", 0.1, min_tokens=8))
+    assert (plan.tokens, plan.matched, plan.pages, plan.stop) == (500, 200, match.pages, "diverged")
+    assert (plan.mode, plan.ratio, plan.miss_reason) == ("replay", 0.1, "")
+    assert plan.tails == (20, 20, 20)
+    assert plan.replayed == 20
+    assert plan.estimate is None
+
+
+@pytest.mark.parametrize(
+    ("reuse", "topology", "tokens", "exact"),
+    [
+        (parse_reuse("replay"), HYBRID, 200, False),
+        (parse_reuse("replay"), HYBRID, 64, True),  # the shortest tail is the whole match
+        (parse_reuse("replay"), HYBRID, 65, False),
+        (parse_reuse("replay", 1.0), HYBRID, 200, True),
+        (parse_reuse("exact"), HYBRID, 200, True),
+        (parse_reuse("zero"), HYBRID, 200, False),
+        (parse_reuse("zero"), ATTENTION, 200, True),  # no states, nothing to approximate
+        (parse_reuse("replay"), ATTENTION, 200, True),
+        (parse_reuse("replay"), CONVOLUTIONS, 200, True),  # the receptive field is enough
+        (parse_reuse("zero"), CONVOLUTIONS, 200, False),
+        (parse_reuse("replay"), MIXED, 200, False),  # one recurrent group spoils it
+    ],
+)
+def test_exact_is_said_only_when_every_group_is_rebuilt_wholly(
+    reuse: Reuse, topology: Topology, tokens: int, exact: bool
+) -> None:
+    plan = plan_of(match_of(tokens), reuse, topology)
+    assert plan.exact is exact
+    assert plan.provenance == (EXACT if exact else Provenance(1))
+
+
+@pytest.mark.parametrize(
+    ("provenances", "reuse", "wanted"),
+    [
+        ([EXACT, Provenance(2)], parse_reuse("replay", 1.0), Provenance(2)),
+        ([EXACT, Provenance(2)], parse_reuse("replay"), Provenance(3)),
+        ([Provenance(3), Provenance(1)], parse_reuse("replay"), Provenance(4)),
+        ([QUANTISED], parse_reuse("replay", 1.0), QUANTISED),
+        ([QUANTISED, Provenance(1)], parse_reuse("replay"), Provenance(2, lossy=True)),
+    ],
+)
+def test_what_is_computed_after_a_hit_inherits_the_worst_of_it(
+    provenances: list[Provenance], reuse: Reuse, wanted: Provenance
+) -> None:
+    plan = plan_of(match_of(200, *provenances), reuse)
+    assert plan.provenance == wanted
+    assert not plan.exact
+
+
+def test_provenance_is_ordered_and_shown() -> None:
+    assert EXACT < QUANTISED < Provenance(1) < Provenance(1, lossy=True) < Provenance(2)
+    assert [str(each) for each in (EXACT, QUANTISED, Provenance(2))] == ["exact", "quantised", "approximate (depth 2)"]
+    assert [each.is_exact for each in (EXACT, QUANTISED, Provenance(1))] == [True, False, False]
+
+
+# ---- misses
+
+
+@pytest.mark.parametrize(
+    ("match", "mode", "tokens", "min_match", "reason"),
+    [
+        (match_of(0, stop="end"), "off", 500, 1, "off"),
+        (match_of(0, stop="end"), "replay", 1, 1, "prompt_too_short"),
+        (match_of(0, stop="end"), "replay", 0, 1, "prompt_too_short"),
+        (match_of(0, stop="unseen"), "replay", 500, 1, "unseen_prefix"),
+        (match_of(0, stop="diverged"), "exact", 500, 1, "unseen_prefix"),
+        (match_of(0, stop="approximate"), "exact", 500, 1, "only_approximate_pages"),
+        (match_of(31), "replay", 500, 32, "below_min_match"),
+        (match_of(32), "replay", 500, 32, ""),
+    ],
+)
+def test_every_miss_has_its_reason(match: Match, mode: str, tokens: int, min_match: int, reason: str) -> None:
+    plan = plan_of(match, parse_reuse(mode), tokens=tokens, min_match=min_match)
+    assert plan.miss_reason == reason
+    assert plan.stop == match.stop
+    if reason:
+        # A miss uses nothing, so whatever is computed after it is exact.
+        assert (plan.matched, plan.pages, plan.tails, plan.replayed) == (0, (), (0, 0, 0), 0)
+        assert (plan.exact, plan.provenance) == (True, EXACT)
+
+
+def test_a_plan_whose_load_failed_becomes_a_miss() -> None:
+    hit = make_plan(match_of(200, Provenance(1)), 500, parse_reuse("replay"), HYBRID, costs=COSTS)
+    miss = without_reuse(hit, "load_failed")
+    assert (miss.matched, miss.pages, miss.tails, miss.estimate) == (0, (), (0, 0, 0), None)
+    assert (miss.exact, miss.provenance, miss.miss_reason) == (True, EXACT, "load_failed")
+    assert (miss.tokens, miss.mode, miss.ratio, miss.stop) == (hit.tokens, hit.mode, hit.ratio, hit.stop)
+
+
+# ---- costs
+
+LAYERS = (
+    LayerCost(mixer=100, ffn=10),
+    LayerCost(mixer=50, ffn=20, per_pair=4),
+    LayerCost(mixer=200, ffn=30),
+    LayerCost(mixer=60, ffn=40, per_pair=6),
+    LayerCost(mixer=300, ffn=50),
+)
+COSTS = CostModel(HYBRID, LAYERS, head=1000, kv_bytes=64, hidden_bytes=(8, 16), state_bytes=4096)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 7), (5, 9), (4, 4)])
+def test_a_prefill_costs_what_its_tokens_cost_one_by_one(start: int, stop: int) -> None:
+    one_by_one = sum(
+        layer.mixer + layer.ffn + layer.per_pair * (at + 1) for at in range(start, stop) for layer in LAYERS
+    )
+    assert COSTS.prefill_flops(start, stop) == one_by_one + 1000
+
+
+def test_replay_skips_what_comes_after_the_last_mixer() -> None:
+    assert COSTS.replay_flops((3, 2, 1)) == 3 * 100 + 2 * 200 + 1 * 300
+    two = Topology.from_layer_types([A, L, L, A, L])
+    assert CostModel(two, LAYERS, 0, 0, (0, 0), 0).replay_flops((2, 0)) == 2 * (50 + 20 + 200)
+
+
+def test_a_hit_loads_all_keys_and_values_and_the_tails_of_stored_groups() -> None:
+    # The first group is fed by the embedding: its tail is not loaded.
+    assert COSTS.hit_bytes(10, (5, 3, 2)) == 10 * 64 + 3 * 8 + 2 * 16
+    assert COSTS.page_bytes_per_token == 64 + 8 + 16
+
+
+def test_a_plan_has_the_estimate_of_its_own_tails() -> None:
+    plan = make_plan(match_of(200), 500, Reuse("replay", Ratio(0.1, 0)), HYBRID, costs=COSTS)
+    assert plan.estimate is not None
+    assert plan.estimate.bytes == COSTS.hit_bytes(200, (20, 20, 20))
+    assert plan.estimate.replay_flops == COSTS.replay_flops((20, 20, 20))
+    assert plan.estimate.hit_flops == plan.estimate.replay_flops + COSTS.prefill_flops(200, 500)
+    assert plan.estimate.full_flops == COSTS.prefill_flops(0, 500)
