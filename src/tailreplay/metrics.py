@@ -45,7 +45,7 @@ class Metrics:
         self._misses = self._counter("misses", "Prompts that reused nothing, by reason", "reason")
         self._ttft = Histogram(
             "tailreplay_time_to_first_token_seconds",
-            "From a request's arrival in the queue to the first token of each prompt",
+            "Wait in the queue and time to the first token, of each prompt",
             registry=self.registry,
             buckets=_TTFT_BUCKETS,
         )

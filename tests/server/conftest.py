@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,29 +37,36 @@ class Server:
         return int(self.url.rsplit(":", 1)[1])
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
-    log = request.config.stash[_LOG] = tmp_path_factory.mktemp("server") / "log"
+@contextmanager
+def running(log: Path, *options: str, **environment: str) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
+    """Start a server of the bundled model, wait until it is ready, and end it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tailreplay.cli", "serve", "bundled", "--port", str(port), "--min-match", "32"]
-    command += ["--host-bytes", "256MiB", "--max-queue", str(MAX_QUEUE)]
-    environment = {name: value for name, value in os.environ.items() if name != "TAILREPLAY_API_KEY"}
+    command = [sys.executable, "-m", "tailreplay.cli", "serve", "bundled", "--port", str(port), *options]
+    clean = {name: value for name, value in os.environ.items() if name != "TAILREPLAY_API_KEY"}
     with (
         log.open("w") as out,
-        subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment) as process,
+        subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=clean | environment) as process,
     ):
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_ready(url, process, log)
-            yield Server(url, log)
-            assert process.poll() is None, "the server died:\n" + log.read_text()
+            yield Server(url, log), process
         finally:
             process.terminate()
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
+    log = request.config.stash[_LOG] = tmp_path_factory.mktemp("server") / "log"
+    options = ("--min-match", "32", "--host-bytes", "256MiB", "--max-queue", str(MAX_QUEUE))
+    with running(log, *options) as (server, process):
+        yield server
+        assert process.poll() is None, "the server died:\n" + log.read_text()
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -32,7 +32,6 @@ BODIES = {
     "unknown id": ({"prompt": [1024]}, "prompt", "from 0 to 1023"),
     "negative id": ({"prompt": [-1]}, "prompt", "from 0 to 1023"),
     "huge id": ({"prompt": [1 << 70]}, "prompt", "from 0 to 1023"),
-    "half a character": ({"prompt": "\ud800"}, "prompt.list[str].0", "unicode"),
     "no tokens": ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
     "negative tokens": ({"max_completion_tokens": -5}, "max_tokens", "at least 1, got -5"),
     "tokens in words": ({"max_tokens": "ten"}, "max_tokens", "valid integer, got 'ten'"),
@@ -100,6 +99,7 @@ CHATS = {
 RAW = {
     "no JSON": (b"{", "not valid JSON"),
     "nothing": (b"", "not valid JSON"),
+    "half a character": (rb'{"prompt": "a\ud800"}', "half of a character"),
     "a list": (b"[1]", "must be a JSON object"),
     "not a number": (b'{"prompt": "a", "temperature": NaN}', "not valid JSON: NaN is no JSON number"),
     "not text": (b"\xff\xfe\xfd", "not valid JSON"),

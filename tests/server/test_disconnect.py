@@ -6,8 +6,11 @@ deadline that only a broken server reaches.
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 from tests.server.conftest import MAX_QUEUE, Server
 from tests.server.test_bad_input import refused, still_answers
 from tests.server.test_modes import metrics
+from tests.server.texts import KEYS, document, question
 
 LONG: dict[str, Any] = {
     "prompt": "It was a long way to the old house.",
@@ -48,6 +52,15 @@ def streaming(server: Server, **fields: Any) -> Iterator[Iterator[str]]:
         yield response.iter_lines()
 
 
+@contextmanager
+def sending(server: Server, body: bytes, missing: int = 0) -> Iterator[None]:
+    """Send a request (but for the last `missing` bytes) and read nothing; leaving closes the connection."""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head.encode() + body[: len(body) - missing])
+        yield
+
+
 def idle(now: dict[str, float]) -> bool:
     return now["tailreplay_running"] == now["tailreplay_queue_length"] == now["tailreplay_cache_pinned_pages"] == 0
 
@@ -63,8 +76,16 @@ def test_leaving_a_stream_ends_it(server: Server, http: httpx.Client) -> None:
 
 def test_leaving_without_a_stream_ends_it(server: Server, http: httpx.Client) -> None:
     before = metrics(http)[CANCELLED]
-    with httpx.Client(base_url=server.url) as other, pytest.raises(httpx.ReadTimeout):
-        other.post("/v1/completions", json=LONG, timeout=httpx.Timeout(30, read=0.5))
+    with sending(server, json.dumps(LONG).encode()):
+        wait_for(http, lambda now: now["tailreplay_running"] == 1)
+    wait_for(http, lambda now: idle(now) and now[CANCELLED] == before + 1)
+    still_answers(http)
+
+
+def test_leaving_before_the_request_is_complete(server: Server, http: httpx.Client) -> None:
+    before = metrics(http)[CANCELLED]
+    with sending(server, json.dumps(LONG).encode(), missing=10):
+        assert metrics(http)["tailreplay_running"] == 0
     wait_for(http, lambda now: idle(now) and now[CANCELLED] == before + 1)
     still_answers(http)
 
@@ -111,7 +132,6 @@ def test_full_queue_refuses_and_recovers(server: Server, http: httpx.Client) -> 
 
 def test_requests_run_in_the_order_they_came(server: Server, http: httpx.Client) -> None:
     with ExitStack() as stack:
-        waiting = []
         with streaming(server) as first:
             next(first)
             waiting = [stack.enter_context(streaming(server, max_tokens=4)) for _ in range(MAX_QUEUE - 1)]
@@ -123,3 +143,21 @@ def test_requests_run_in_the_order_they_came(server: Server, http: httpx.Client)
         for lines in waiting:
             assert list(lines)[-2:] == ["data: [DONE]", ""]
     wait_for(http, idle)
+
+
+def test_clients_in_parallel_all_get_their_own_answers(server: Server) -> None:
+    texts = [document(seed, sentences=14) for seed in range(80, 80 + MAX_QUEUE + 1)]
+
+    def ask(text: str, numbers: dict[str, str]) -> int:
+        right = 0
+        with httpx.Client(base_url=server.url, timeout=180) as own:
+            for key in KEYS[:4]:
+                body = {"prompt": f"{text}\n{question(key)}\nAnswer: ", "max_tokens": 8, "temperature": 0}
+                answer = own.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+                assert answer not in {others[key] for _, others in texts if others is not numbers}
+                right += answer == numbers[key]
+        return right
+
+    # As many as may run and wait together, so that none is refused.
+    with ThreadPoolExecutor(len(texts)) as pool:
+        assert sum(pool.map(ask, *zip(*texts, strict=True))) >= 4 * len(texts) - 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -11,6 +12,8 @@ from tailreplay.errors import InvalidRequestError
 from tailreplay.server.unsupported import check_supported
 
 Body = TypeVar("Body", bound="CommonRequest")
+# JSON can spell what UTF-8 and tokenizers cannot. Whole pairs match too, so this only says when to look closer.
+_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _WRONG_PROMPT = "'prompt' must be a string, a list of strings, a list of token ids, or a list of such lists."
 
 
@@ -133,6 +136,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         body = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"The request's body is not valid JSON: {error}.") from None
+    if _ESCAPED_HALF.search(raw) and not _is_text(body):
+        raise InvalidRequestError("The request's body holds half of a character (a lone surrogate), which is no text.")
     if not isinstance(body, dict):
         raise InvalidRequestError("The request's body must be a JSON object.")
     return body
@@ -158,6 +163,14 @@ def _are_ids(prompt: list[Any]) -> bool:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _is_text(body: Any) -> bool:
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(value: Any) -> str:

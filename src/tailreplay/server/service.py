@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from tailreplay.engines.transformers import HybridLM
 from tailreplay.engines.transformers.lm import Prompt
 from tailreplay.errors import InvalidRequestError
-from tailreplay.server.errors import ApiError, ClosingError, failed_body
+from tailreplay.server.errors import ApiError, ClosingError, error_response, failed_body
 from tailreplay.server.responses import ChatFormat, CompletionFormat
 from tailreplay.server.reuse import parse_cache_wish
 from tailreplay.server.schema import ChatRequest, CommonRequest, CompletionRequest, parse_body, parse_json
@@ -127,7 +127,8 @@ class Service:
         if event.outcome == "completed":
             return JSONResponse(style.whole(results, job.queued))
         if event.outcome == "closing":
-            raise ClosingError
+            closing = ClosingError()
+            return error_response(closing.status, str(closing), closing.code)
         # A cancelled request's client is gone: nobody reads this.
         return JSONResponse(failed_body(), 499 if event.outcome == "cancelled" else 500)
 
