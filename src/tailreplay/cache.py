@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tailreplay.catalog import Admission, Catalog, Match, check_page_size
+from tailreplay.catalog import Catalog, check_page_size
 from tailreplay.costs import CostModel
+from tailreplay.decisions import Admission, Match
 from tailreplay.errors import CacheConfigError
 from tailreplay.keys import TOKEN_BYTES, Namespace, TokenIds, token_bytes
 from tailreplay.modes import Reuse

@@ -7,8 +7,8 @@ by eviction. Every slot belongs to one page or is free, so the byte limit holds 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from tailreplay.decisions import Admission, Match
 from tailreplay.errors import CacheConfigError
 from tailreplay.eviction import LeastRecentlyUsed
 from tailreplay.keys import TOKEN_BYTES, Namespace, page_key
@@ -16,47 +16,6 @@ from tailreplay.page import Page, root_page
 from tailreplay.provenance import Provenance
 from tailreplay.sizes import format_bytes
 from tailreplay.slots import SlotPool
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Longest reusable prefix of a prompt.
-
-    Attributes
-    ----------
-    tokens : int
-        Length m. It may end inside the last page.
-    pages : tuple of Page
-        ``ceil(m / page_size)`` pages, in order.
-    stop : str
-        Why it went no further: "end" (nothing left to match), "unseen" (the cache holds nothing after it), "diverged"
-        (what it holds continues with other tokens) or "approximate" (exact mode met a page that is not exact).
-    """
-
-    tokens: int
-    pages: tuple[Page, ...]
-    stop: str
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Answer to `Catalog.admit`.
-
-    Attributes
-    ----------
-    page : Page or None
-        The page to go on from, pinned once; None if nothing can be stored (`reason` says why).
-    fill : Page or None
-        Whose slot must be written and committed: `page` itself, or a stand-in whose better bytes replace those of
-        `page` at commit. None if an equally good page is there already.
-    reason : str
-        "", "full" (every page is pinned or an inner one), "covered" (a longer page that is no worse holds the same
-        tokens) or "busy" (another writer is just writing this page).
-    """
-
-    page: Page | None
-    fill: Page | None = None
-    reason: str = ""
 
 
 class Catalog:
@@ -93,6 +52,7 @@ class Catalog:
         self._free = SlotPool(self.slots)
         self._lru = LeastRecentlyUsed()
         self._tick = 0
+        self._pinned = 0
         self._order = 0
         # Stand-ins with better bytes for a page that is there already -> that page.
         self._replacing: dict[Page, Page] = {}
@@ -144,6 +104,7 @@ class Catalog:
         self._tick += 1
         for page in pages:
             page.last_used = self._tick
+            self._pinned += not page.pins and not page.is_root
             page.pins += 1
 
     def unpin(self, pages: Iterable[Page]) -> None:
@@ -151,6 +112,7 @@ class Catalog:
         for page in pages:
             assert page.pins > 0, "unpin without pin"
             page.pins -= 1
+            self._pinned -= not page.pins and not page.is_root
             self._settle(page)
 
     # ---- writing
@@ -181,6 +143,7 @@ class Catalog:
             return Admission(None, reason="full")
         page = Page(key, ids, parent, slot, provenance, self._next_order())
         page.pins = 1
+        self._pinned += 1
         self._pages[key] = page
         parent.children += 1
         return Admission(page, fill=page)
@@ -214,6 +177,7 @@ class Catalog:
             return
         assert fill.parent is not None
         del self._pages[fill.key]
+        self._pinned -= 1
         fill.parent.children -= 1
         self._settle(fill.parent)
 
@@ -242,7 +206,7 @@ class Catalog:
     @property
     def pinned(self) -> int:
         """Pages that are pinned now."""
-        return sum(page.pins > 0 for page in self._pages.values())
+        return self._pinned
 
     def resident(self) -> list[Page]:
         """All ready pages, oldest first. For tests and tools: O(pages)."""

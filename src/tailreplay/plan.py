@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tailreplay.catalog import Match
 from tailreplay.costs import CostModel
+from tailreplay.decisions import Match
 from tailreplay.modes import Mode, Reuse
 from tailreplay.page import Page
 from tailreplay.provenance import EXACT, Provenance

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tailreplay import CacheConfigError, Provenance
-from tailreplay.catalog import Admission, Catalog, Match
+from tailreplay.catalog import Catalog
+from tailreplay.decisions import Admission, Match
 from tailreplay.keys import token_bytes
 from tailreplay.page import Page
 from tailreplay.provenance import EXACT

@@ -32,8 +32,9 @@ CORE = {
     "tailreplay.sizes": {"errors"},
     "tailreplay.page": {"keys", "provenance", "siblings"},
     "tailreplay.eviction": {"page"},
-    "tailreplay.catalog": {"errors", "eviction", "keys", "page", "provenance", "sizes", "slots"},
-    "tailreplay.plan": {"catalog", "costs", "modes", "page", "provenance", "topology"},
+    "tailreplay.decisions": {"page"},
+    "tailreplay.catalog": {"decisions", "errors", "eviction", "keys", "page", "provenance", "sizes", "slots"},
+    "tailreplay.plan": {"costs", "decisions", "modes", "page", "provenance", "topology"},
 }
 # Packages that may know an engine's library.
 OUTER = ("tailreplay.engines", "tailreplay.server", "tailreplay.commands", "tailreplay.bench")

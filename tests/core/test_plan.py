@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tailreplay import Provenance, Ratio, Reuse, Topology
-from tailreplay.catalog import Match
 from tailreplay.costs import CostModel, LayerCost
+from tailreplay.decisions import Match
 from tailreplay.modes import parse_reuse
 from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan, without_reuse

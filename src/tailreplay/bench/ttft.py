@@ -84,7 +84,7 @@ def _measure(lm: HybridLM, arguments: argparse.Namespace, length: int, ratio: fl
     generator = torch.Generator().manual_seed(length)
     vocabulary = lm.model.get_input_embeddings().num_embeddings
     ids = torch.randint(3, vocabulary, (length + arguments.query,), generator=generator).tolist()
-    lm.generate([*ids[:length], ids[length]], max_new_tokens=1, replay="off")
+    lm.generate(ids[:length], max_new_tokens=1, replay="off")
     full, hits = [], []
     for turn in range(arguments.warmup + arguments.repeats):
         cold = lm.generate(ids, max_new_tokens=1, replay="off", store=False)

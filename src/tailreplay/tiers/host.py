@@ -10,8 +10,6 @@ from tailreplay.errors import CacheConfigError
 from tailreplay.pages import PageLayout, PartSpec
 from tailreplay.sizes import format_bytes
 
-_ALIGN = 64
-
 
 class HostArena:
     """Bytes of `slots` pages, allocated once and never grown.
@@ -37,18 +35,18 @@ class HostArena:
     def __init__(self, layout: PageLayout, slots: int, pin: bool = False) -> None:
         self.layout = layout
         self.slots = slots
-        sizes = [_aligned(slots * layout.page_size * part.token_bytes) for part in layout.parts]
         try:
-            block = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=pin)
+            block = torch.empty(slots * layout.page_bytes, dtype=torch.uint8, pin_memory=pin)
         except RuntimeError as error:
             raise CacheConfigError(
-                f"{format_bytes(sum(sizes))} of host memory for the cache could not be allocated: lower host_bytes."
+                f"{format_bytes(slots * layout.page_bytes)} of host memory could not be allocated for the cache: lower its size."
             ) from error
         self._regions: dict[str, torch.Tensor] = {}
         at = 0
-        for part, size in zip(layout.parts, sizes, strict=True):
-            used = slots * layout.page_size * part.token_bytes
-            region = block[at : at + used].view(part.dtype)
+        for part in layout.parts:
+            # Pages are multiples of 16 tokens, so every region starts aligned for its dtype.
+            size = slots * layout.page_size * part.token_bytes
+            region = block[at : at + size].view(part.dtype)
             self._regions[part.name] = region.view(slots * layout.page_size, *part.shape)
             at += size
 
@@ -94,7 +92,3 @@ class HostArena:
             end = min(stop, (page + 1) * size)
             yield at - start, slots[first] * size + at % size, end - at
             at = end
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
