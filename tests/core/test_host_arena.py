@@ -99,5 +99,5 @@ def test_reading_and_writing_strided_tensors() -> None:
 
 
 def test_memory_that_cannot_be_had_is_said_in_one_sentence() -> None:
-    with pytest.raises(CacheConfigError, match="lower host_bytes"):
+    with pytest.raises(CacheConfigError, match="lower its size"):
         HostArena(LAYOUT, 2**50)

@@ -207,6 +207,7 @@ def test_threads_take_turns(tiny: HybridLM) -> None:
         ([3, 4], {"temperature": -1.0}, "negative"),
         ([3, 4], {"top_p": 0.0}, r"\(0, 1\]"),
         ([3, 4], {"top_k": -1}, "negative"),
+        ([3, 4], {"seed": 1 << 70}, "64 bits"),
         ([3, 4], {"replay": 0}, r"\(0, 1\]"),
         ([3, 4], {"replay": 1.5}, r"\(0, 1\]"),
         ([3, 4], {"replay": "abc"}, "must be one of"),

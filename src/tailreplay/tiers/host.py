@@ -39,7 +39,7 @@ class HostArena:
             block = torch.empty(slots * layout.page_bytes, dtype=torch.uint8, pin_memory=pin)
         except RuntimeError as error:
             raise CacheConfigError(
-                f"{format_bytes(slots * layout.page_bytes)} of host memory could not be allocated for the cache: lower its size."
+                f"{format_bytes(slots * layout.page_bytes)} of host memory cannot be had for the cache: lower its size."
             ) from error
         self._regions: dict[str, torch.Tensor] = {}
         at = 0

@@ -54,6 +54,7 @@ class Sampling:
         _check(self.max_new_tokens >= 1, "max_tokens", f"must be at least 1, got {self.max_new_tokens}")
         _check(self.temperature >= 0, "temperature", f"must not be negative, got {self.temperature}")
         _check(0 < self.top_p <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
+        _check(self.seed is None or abs(self.seed) < 1 << 63, "seed", f"must fit 64 bits, got {self.seed}")
         _check(self.top_k >= 0, "top_k", f"must not be negative, got {self.top_k}")
 
 
