@@ -53,14 +53,15 @@ class PageLayout:
     ----------
     page_size : int
         Tokens a page.
-    kv : tuple of (PartSpec, PartSpec)
-        Keys and values, one pair per attention layer, in layer order.
+    kv : tuple of tuple of PartSpec
+        Keys and values, one entry per attention layer, in layer order: a part for each, or one part that holds both
+        where only the engine's kernels know how they lie.
     hidden : tuple of PartSpec
         Hiddens, one per stored group, in group order.
     """
 
     page_size: int
-    kv: tuple[tuple[PartSpec, PartSpec], ...]
+    kv: tuple[tuple[PartSpec, ...], ...]
     hidden: tuple[PartSpec, ...]
 
     @property

@@ -1,0 +1,1 @@
+"""The vLLM engine: a plugin that taps the model and a KV connector that reuses prefixes to the token."""

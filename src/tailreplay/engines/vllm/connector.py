@@ -1,0 +1,98 @@
+"""The KV connector that vLLM loads: hands each call to the scheduler's or the worker's side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tailreplay.engines.vllm import compat
+from tailreplay.engines.vllm.messages import StepMetadata, StepReport
+from tailreplay.engines.vllm.plugin import tapped_model
+from tailreplay.engines.vllm.scheduler import SchedulerSide
+from tailreplay.engines.vllm.settings import parse_settings
+from tailreplay.engines.vllm.worker import WorkerSide
+
+
+class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # type: ignore[misc]
+    """Token-level prefix reuse for hybrid models; see ``docs/vllm.md`` for its settings."""
+
+    def __init__(
+        self, vllm_config: compat.VllmConfig, role: compat.KVConnectorRole, kv_cache_config: compat.KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._settings = parse_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._geometry = compat.geometry(vllm_config, kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role is compat.KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(self._settings, self._geometry, compat.fingerprint(vllm_config))
+
+    # ---- scheduler
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduling.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._scheduling.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        return self._scheduling.step(scheduler_output, self._kv_cache_manager.get_block_ids)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._scheduling.update(
+            connector_output.kv_connector_worker_meta,
+            connector_output.finished_recving or (),
+            connector_output.failed_recving or (),
+        )
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._scheduling.finished(request, block_ids)
+
+    # ---- worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        device = kv_caches[self._geometry.attention_layers[0]].device
+        states = compat.StateBatch(self._vllm_config, self._kv_cache_config, self._geometry, device)
+        self._worker = WorkerSide(
+            self._settings, self._geometry, tapped_model(), kv_caches, states, self._kv_cache_config.num_blocks
+        )
+
+    def start_load_kv(self, forward_context: compat.ForwardContext, **kwargs: Any) -> None:
+        self._working.begin(forward_context, self._step)
+
+    def wait_for_save(self) -> None:
+        self._working.end(self._step)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> compat.KVConnectorTransferResults:
+        sent, received, failed = self._working.take_finished()
+        return compat.KVConnectorTransferResults(sent, received, failed)
+
+    def build_connector_worker_meta(self) -> StepReport:
+        return self._working.take_report()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    # ---- inside
+
+    @property
+    def _step(self) -> StepMetadata:
+        step = self._get_connector_metadata()
+        assert isinstance(step, StepMetadata)
+        return step
+
+    @property
+    def _scheduling(self) -> SchedulerSide:
+        assert self._scheduler is not None, "called in a worker"
+        return self._scheduler
+
+    @property
+    def _working(self) -> WorkerSide:
+        assert self._worker is not None, "called before the caches were registered"
+        return self._worker

@@ -1,0 +1,107 @@
+"""What the scheduler's side tells the worker's side in a step, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailreplay.engines.vllm.compat import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a request's tokens are in this step's batch.
+
+    Attributes
+    ----------
+    start : int
+        Position of the first of them in the sequence.
+    first_slot : int
+        Physical cache slot of that token: tells which row it is, whatever the order of the batch.
+    """
+
+    request: str
+    start: int
+    count: int
+    first_slot: int
+
+
+@dataclass(frozen=True)
+class Put:
+    """Store one page after this step's forward.
+
+    Attributes
+    ----------
+    tag : int
+        Names it in the report.
+    block : int
+        Attention block that holds the page's keys and values.
+    start, count : int
+        Its tokens; a page of fewer tokens than the block is a sequence's last one.
+    """
+
+    tag: int
+    request: str
+    slot: int
+    block: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """Restore a prefix: copy its pages, replay its tail.
+
+    Attributes
+    ----------
+    slots, blocks : tuple of int
+        Page by page: where its bytes are stored, and the attention block to fill.
+    matched : int
+        Tokens to restore; the last page may be used in part.
+    tail : int
+        Tokens to replay.
+    tail_ids : tuple of int
+        Their ids, for the embedding group.
+    states : dict
+        Block of each state group that the request's first forward reads.
+    """
+
+    request: str
+    slots: tuple[int, ...]
+    blocks: tuple[int, ...]
+    matched: int
+    tail: int
+    tail_ids: tuple[int, ...]
+    states: dict[int, int]
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """Orders for one step, in the order in which the worker obeys them: rows, puts, forgets; loads as time allows."""
+
+    rows: list[Rows] = field(default_factory=list)
+    puts: list[Put] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    finals: list[str] = field(default_factory=list)
+    """Requests that have ended and whose last put is in `puts`: report them as sent."""
+    forgets: list[str] = field(default_factory=list)
+    """Requests that were preempted or have ended: drop the hiddens held for them."""
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What became of puts and loads in one step."""
+
+    stored: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+    load_seconds: float = 0.0
+    replay_seconds: float = 0.0
+
+    def aggregate(self, other: StepReport) -> StepReport:
+        """Join two ranks' reports: a page counts only if every rank has it."""
+        failed = self.failed | other.failed
+        return StepReport(
+            (self.stored & other.stored) - failed,
+            failed,
+            max(self.load_seconds, other.load_seconds),
+            max(self.replay_seconds, other.replay_seconds),
+        )

@@ -1,0 +1,370 @@
+"""The scheduler's side: owns the catalog and decides what is matched, loaded, stored and evicted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from tailreplay.catalog import Catalog
+from tailreplay.engines.vllm.compat import Geometry
+from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
+from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
+from tailreplay.engines.vllm.tracked import Tracked
+from tailreplay.errors import InvalidRequestError
+from tailreplay.keys import Namespace, common_tokens, token_bytes
+from tailreplay.page import Page
+from tailreplay.plan import ReplayPlan, make_plan, without_reuse
+from tailreplay.provenance import EXACT
+
+log = logging.getLogger("vllm.tailreplay")
+_WORTH_WAITING = 64
+
+
+class SchedulerSide:
+    """Answers vLLM's scheduler. One thread, no tensors.
+
+    Parameters
+    ----------
+    model : str
+        All of the engine's configuration that cached numbers depend on.
+    """
+
+    def __init__(self, settings: Settings, geometry: Geometry, model: str) -> None:
+        self._settings = settings
+        self._geometry = geometry
+        self._model = model
+        self._page_size = geometry.block_size
+        self.catalog = Catalog(self._page_size, settings.host_bytes, geometry.page_bytes)
+        self._requests: dict[str, Tracked] = {}
+        self._awaited: set[str] = set()
+        self._loads: list[Load] = []
+        self._finals: list[tuple[Tracked, list[Put]]] = []
+        self._forgets: list[str] = []
+        self._puts: dict[int, tuple[str, Page, Page]] = {}
+        self._tag = 0
+        self._warned = False
+        self.counts: Counter[str] = Counter()
+
+    # ---- look-up
+
+    def match(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """Return how many tokens past `computed` can be loaded, and that loads are asynchronous.
+
+        None asks vLLM to come back in the next step: another request is just computing this one's prefix.
+        """
+        tracked = self._track(request)
+        self._release_plan(tracked)
+        ids = token_bytes(list(request.all_token_ids))
+        reuse = tracked.options.reuse
+        found = self.catalog.match(
+            ids, tracked.namespace, limit=request.num_tokens - 1, exact_only=reuse.mode == "exact"
+        )
+        if self._should_wait(tracked, ids, found.tokens):
+            return None, False
+        plan = make_plan(found, request.num_tokens, reuse, self._geometry.topology, min_match=self._settings.min_match)
+        tracked.report = None
+        self._set_plan(tracked, plan)
+        extra = plan.matched - computed
+        return (extra, True) if extra > 0 else (0, False)
+
+    def allocated(self, request: Any, blocks: tuple[list[int], ...], external: int) -> None:
+        """Note the blocks that vLLM gave a request; begin the load if there is one."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or tracked.loading:
+            return
+        tracked.in_flight = True
+        plan = tracked.plan
+        if external > 0 and plan is not None:
+            tracked.loading = True
+            self._loads.append(self._load(tracked, plan, blocks))
+            self._open(tracked, plan)
+        elif tracked.page is None and tracked.report is None:
+            miss = plan if plan is None or plan.matched == 0 else without_reuse(plan, "not_loaded")
+            self._release_plan(tracked)
+            self._report(tracked, miss)
+            self._open(tracked, miss)
+
+    # ---- a step
+
+    def step(self, output: Any, blocks_of: Any) -> StepMetadata:
+        """Return the orders for the step that `output` schedules.
+
+        Parameters
+        ----------
+        blocks_of : callable
+            ``blocks_of(request_id)`` returns the request's blocks by KV cache group.
+        """
+        meta = StepMetadata(loads=self._loads)
+        self._loads = []
+        for request in output.preempted_req_ids or ():
+            self._drop(request, meta.forgets)
+        self._flush_finals(meta)
+        scheduled = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+        cached = output.scheduled_cached_reqs
+        scheduled += list(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request, start in scheduled:
+            tracked = self._requests.get(request)
+            if tracked is None:
+                continue
+            count = output.num_scheduled_tokens[request]
+            tracked.computed = start + count
+            if tracked.page is None:
+                continue
+            blocks = blocks_of(request)[self._geometry.attention_group]
+            size = self._page_size
+            meta.rows.append(Rows(request, start, count, blocks[start // size] * size + start % size))
+            self._seal(tracked, blocks, meta.puts)
+        meta.forgets += self._forgets
+        self._forgets = []
+        return meta
+
+    def update(self, report: StepReport | None, received: Iterable[str], failed: Iterable[str]) -> None:
+        """Take the worker's report of a step: pages that can be matched now, loads that have ended."""
+        if report is not None:
+            for tag in sorted(report.stored):
+                self._stored(tag)
+            for tag in sorted(report.failed, reverse=True):
+                self._failed(tag)
+            self.counts["load_microseconds"] += int(report.load_seconds * 1e6)
+            self.counts["replay_microseconds"] += int(report.replay_seconds * 1e6)
+        failures = set(failed)
+        for request in received:
+            tracked = self._requests.get(request)
+            if tracked is None:
+                continue
+            tracked.loading = False
+            plan = tracked.plan
+            if request in failures and plan is not None:
+                log.warning("Loading %d cached tokens failed; the request is computed instead.", plan.matched)
+                plan = without_reuse(plan, "load_failed")
+                self._close(tracked)
+                self._open(tracked, plan)
+            self._report(tracked, plan)
+            self._release_plan(tracked)
+            if tracked.request.is_finished():
+                self._forget(tracked)
+
+    def finished(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        """Store what is left of a request that has ended. True keeps its blocks until the worker has copied them."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return False, None
+        tracked.in_flight = False
+        answer = {"tailreplay": tracked.report} if tracked.report is not None else None
+        if tracked.loading:
+            return False, answer  # vLLM waits for the load; it is forgotten when that has ended
+        puts: list[Put] = []
+        if tracked.page is not None:
+            # The last sampled token was never computed.
+            tracked.computed = min(request.num_computed_tokens, request.num_tokens - 1)
+            attention = blocks[self._geometry.attention_group]
+            self._seal(tracked, attention, puts)
+            self._put_rest(tracked, attention, puts)
+        if not puts:
+            self._forgets.append(request.request_id)
+            self._forget(tracked)
+            return False, answer
+        self._finals.append((tracked, puts))
+        self._close(tracked)
+        return True, answer
+
+    # ---- inside: requests
+
+    def _track(self, request: Any) -> Tracked:
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            given = (request.kv_transfer_params or {}).get("tailreplay")
+            options = self._options(given)
+            namespace = self._namespace(request)
+            prompt = token_bytes(list(request.all_token_ids)[: request.num_prompt_tokens])
+            tracked = Tracked(request, namespace, options, prompt, time.monotonic())
+            self._requests[request.request_id] = tracked
+        return tracked
+
+    def _options(self, given: Any) -> RequestOptions:
+        try:
+            return parse_options(given, self._settings)
+        except InvalidRequestError as error:
+            # A raw vLLM server passes anything through: it must never take the engine down.
+            self.counts["bad_params"] += 1
+            if not self._warned:
+                log.warning(
+                    "Ignoring a request's kv_transfer_params.tailreplay: %s (further ones are only counted)", error
+                )
+                self._warned = True
+            return parse_options(None, self._settings)
+
+    def _namespace(self, request: Any) -> Namespace:
+        lora = request.lora_request
+        images = tuple(f"{feature.identifier}@{feature.mm_position.offset}" for feature in request.mm_features)
+        adapter = f"{lora.lora_name}:{lora.lora_int_id}:{lora.lora_path}" if lora is not None else ""
+        return Namespace(
+            self._model, repr(self._geometry), self._page_size, request.cache_salt or "", adapter=adapter, images=images
+        )
+
+    def _should_wait(self, tracked: Tracked, ids: bytes, matched: int) -> bool:
+        """Whether another request is just computing much more of this one's prefix than is matched yet."""
+        if tracked.options.reuse.mode == "off" or time.monotonic() - tracked.first_asked > self._settings.prefix_wait:
+            return False
+        for name, other in self._requests.items():
+            if other is tracked or not other.is_prefilling or other.namespace != tracked.namespace:
+                continue
+            common = min(common_tokens(other.prompt, ids), len(ids) // 4 - 1)
+            if tracked.options.reuse.mode == "exact" and not other.provenance.is_exact:
+                continue
+            if common - matched >= _WORTH_WAITING and common >= self._settings.min_match:
+                self._awaited.add(name)
+                return True
+        return False
+
+    def _drop(self, request: str, forgets: list[str]) -> None:
+        """Forget what was computed for a preempted request; what is stored stays."""
+        tracked = self._requests.get(request)
+        if tracked is not None:
+            self._close(tracked)
+            tracked.in_flight = False
+            tracked.report = None
+            forgets.append(request)
+
+    def _forget(self, tracked: Tracked) -> None:
+        self._release_plan(tracked)
+        self._close(tracked)
+        self._awaited.discard(tracked.request.request_id)
+        self._requests.pop(tracked.request.request_id, None)
+
+    def _set_plan(self, tracked: Tracked, plan: ReplayPlan) -> None:
+        self.catalog.pin(plan.pages)
+        tracked.plan = plan
+
+    def _release_plan(self, tracked: Tracked) -> None:
+        if tracked.plan is not None:
+            self.catalog.unpin(tracked.plan.pages)
+            tracked.plan = None
+
+    def _report(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
+        if plan is None:
+            return
+        self.counts["prompt_tokens"] += plan.tokens
+        self.counts["hit_tokens"] += plan.matched
+        self.counts["replayed_tokens"] += plan.replayed
+        if plan.miss_reason:
+            self.counts[f"miss:{plan.miss_reason}"] += 1
+        else:
+            self.counts["hit:exact" if plan.exact else "hit:approximate"] += 1
+        tracked.report = {
+            "matched": plan.matched,
+            "replayed": plan.replayed,
+            "mode": plan.mode,
+            "ratio": plan.ratio,
+            "exact": plan.exact,
+            "provenance": str(plan.provenance),
+            "miss_reason": plan.miss_reason,
+            "stop": plan.stop,
+        }
+
+    def _load(self, tracked: Tracked, plan: ReplayPlan, blocks: tuple[list[int], ...]) -> Load:
+        tail = plan.replayed
+        ids = list(tracked.request.all_token_ids[plan.matched - tail : plan.matched])
+        return Load(
+            request=tracked.request.request_id,
+            slots=tuple(page.slot for page in plan.pages),
+            blocks=tuple(blocks[self._geometry.attention_group][: len(plan.pages)]),
+            matched=plan.matched,
+            tail=tail,
+            tail_ids=tuple(ids),
+            states={group: blocks[group][0] for group in self._geometry.state_groups},
+        )
+
+    # ---- inside: storing
+
+    def _open(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
+        """Begin to store after the plan's last full page, or from the first token."""
+        if not tracked.options.store:
+            return
+        full = plan.matched // self._page_size if plan is not None else 0
+        page = plan.pages[full - 1] if plan is not None and full else self.catalog.root(tracked.namespace)
+        self.catalog.pin((page,))
+        tracked.page, tracked.stored = page, full * self._page_size
+        tracked.provenance = plan.provenance if plan is not None else EXACT
+        tracked.ended_prefill = False
+
+    def _close(self, tracked: Tracked) -> None:
+        if tracked.page is not None:
+            self.catalog.unpin((tracked.page,))
+            tracked.page = None
+
+    def _seal(self, tracked: Tracked, blocks: list[int], puts: list[Put]) -> None:
+        """Order puts for the pages that this step fills, as far as their token ids are known."""
+        known = min(tracked.computed, tracked.request.num_tokens)
+        size = self._page_size
+        while tracked.page is not None and tracked.stored + size <= known:
+            self._put(tracked, blocks, size, puts)
+        ends_prefill = tracked.computed >= tracked.request.num_prompt_tokens and not tracked.ended_prefill
+        if ends_prefill and tracked.page is not None:
+            tracked.ended_prefill = True
+            if tracked.request.request_id in self._awaited:
+                # Somebody waits for this prompt: let him have its end too, not only its full pages.
+                self._put_rest(tracked, blocks, puts)
+
+    def _put_rest(self, tracked: Tracked, blocks: list[int], puts: list[Put]) -> None:
+        """Order a put for the tokens after the last full page; the chain stays where it is."""
+        count = min(tracked.computed, tracked.request.num_tokens) - tracked.stored
+        if tracked.page is not None and count > 0:
+            self._put(tracked, blocks, count, puts)
+
+    def _put(self, tracked: Tracked, blocks: list[int], count: int, puts: list[Put]) -> None:
+        start = tracked.stored
+        ids = token_bytes(list(tracked.request.all_token_ids[start : start + count]))
+        assert tracked.page is not None
+        admission = self.catalog.admit(tracked.page, tracked.namespace, ids, tracked.provenance)
+        whole = count == self._page_size
+        if admission.page is None:
+            self.counts[f"refused:{admission.reason}"] += 1
+            if whole:
+                self._close(tracked)
+            return
+        if admission.fill is not None:
+            self._tag += 1
+            self._puts[self._tag] = (tracked.request.request_id, admission.fill, admission.page)
+            block = blocks[start // self._page_size]
+            puts.append(Put(self._tag, tracked.request.request_id, admission.fill.slot, block, start, count))
+        if whole:
+            # One pin for the put in flight (given by admit), one for the chain.
+            if admission.fill is not None:
+                self.catalog.pin((admission.page,))
+            self.catalog.unpin((tracked.page,))
+            tracked.page, tracked.stored = admission.page, start + count
+        elif admission.fill is None:
+            self.catalog.unpin((admission.page,))
+
+    def _flush_finals(self, meta: StepMetadata) -> None:
+        for tracked, puts in self._finals:
+            meta.puts += puts
+            meta.finals.append(tracked.request.request_id)
+            meta.forgets.append(tracked.request.request_id)
+            self._forget(tracked)
+        self._finals = []
+
+    def _stored(self, tag: int) -> None:
+        entry = self._puts.pop(tag, None)
+        if entry is not None:
+            _, fill, page = entry
+            self.catalog.commit(fill)
+            self.catalog.unpin((page,))
+
+    def _failed(self, tag: int) -> None:
+        """Give up a page that could not be stored, and all that were to follow it."""
+        entry = self._puts.get(tag)
+        if entry is None:
+            return
+        request = entry[0]
+        self.counts["refused:failed"] += 1
+        tracked = self._requests.get(request)
+        if tracked is not None:
+            self._close(tracked)
+        for later in sorted((t for t, e in self._puts.items() if e[0] == request and t >= tag), reverse=True):
+            _, fill, _ = self._puts.pop(later)
+            self.catalog.abort(fill)

@@ -1,0 +1,111 @@
+"""Settings of the connector, from vLLM's ``kv_connector_extra_config``, and what a request may override."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tailreplay.errors import CacheConfigError, InvalidRequestError
+from tailreplay.modes import Reuse, parse_replay, parse_reuse
+from tailreplay.sizes import parse_bytes
+
+REQUEST_FIELDS = ("mode", "ratio", "store")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator sets once.
+
+    Attributes
+    ----------
+    host_bytes : int
+        Hard limit of the store of one rank.
+    replay : float or str
+        Default of requests that name no mode: a ratio, "exact", "zero" or "off".
+    min_match : int
+        A shorter match is a miss.
+    min_tail : int
+        Shortest tail.
+    max_replay_tokens_per_step : int
+        Most tokens replayed between two forwards, so that other requests' decoding does not stall; a longer tail goes on
+        in the next step.
+    prefix_wait : float
+        Seconds that a request waits at most for another one that is just computing its prefix.
+    """
+
+    host_bytes: int = 4 << 30
+    replay: float | str = 0.05
+    min_match: int = 32
+    min_tail: int = 64
+    max_replay_tokens_per_step: int = 2048
+    prefix_wait: float = 30.0
+
+    @property
+    def reuse(self) -> Reuse:
+        """The default mode."""
+        return parse_replay(self.replay, self.min_tail)
+
+
+def parse_settings(extra: Mapping[str, Any]) -> Settings:
+    """Read the connector's settings.
+
+    Raises
+    ------
+    CacheConfigError
+        If a name is unknown or a value is not usable; one sentence each.
+    """
+    known = {field.name for field in fields(Settings)}
+    unknown = sorted(set(extra) - known)
+    if unknown:
+        raise CacheConfigError(f"Unknown connector setting '{unknown[0]}'; known are {', '.join(sorted(known))}.")
+    values = dict(extra)
+    if "host_bytes" in values:
+        values["host_bytes"] = parse_bytes(values["host_bytes"])
+    for name in ("min_match", "min_tail", "max_replay_tokens_per_step"):
+        value = values.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CacheConfigError(f"The connector setting '{name}' must be a positive integer, got {value!r}.")
+    wait = values.get("prefix_wait", 0)
+    if isinstance(wait, bool) or not isinstance(wait, (int, float)) or wait < 0:
+        raise CacheConfigError(f"The connector setting 'prefix_wait' must be seconds, at least 0, got {wait!r}.")
+    settings = Settings(**values)
+    try:
+        _ = settings.reuse
+    except InvalidRequestError as error:
+        raise CacheConfigError(f"The connector setting 'replay' is wrong: {error}") from error
+    return settings
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What one request asks for."""
+
+    reuse: Reuse
+    store: bool = True
+
+
+def parse_options(given: Any, settings: Settings) -> RequestOptions:
+    """Read ``kv_transfer_params["tailreplay"]`` of a request; None is the operator's default.
+
+    Raises
+    ------
+    InvalidRequestError
+        If it is not an object of `REQUEST_FIELDS` with usable values.
+    """
+    if given is None:
+        return RequestOptions(settings.reuse, settings.reuse.mode != "zero")
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"'tailreplay' must be an object, got {given!r}.", "tailreplay")
+    unknown = sorted(set(map(str, given)) - set(REQUEST_FIELDS))
+    if unknown:
+        raise InvalidRequestError(
+            f"'tailreplay' has no field '{unknown[0]}'; known are {', '.join(REQUEST_FIELDS)}.", "tailreplay"
+        )
+    store = given.get("store", True)
+    if not isinstance(store, bool):
+        raise InvalidRequestError(f"'store' must be true or false, got {store!r}.", "tailreplay.store")
+    reuse = settings.reuse
+    if "mode" in given or "ratio" in given:
+        reuse = parse_reuse(given.get("mode", "replay"), given.get("ratio"), settings.min_tail)
+    return RequestOptions(reuse, store and reuse.mode != "zero")

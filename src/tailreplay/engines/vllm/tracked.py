@@ -1,0 +1,63 @@
+"""What the scheduler's side knows of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tailreplay.engines.vllm.settings import RequestOptions
+from tailreplay.keys import Namespace
+from tailreplay.page import Page
+from tailreplay.plan import ReplayPlan
+from tailreplay.provenance import EXACT, Provenance
+
+
+@dataclass
+class Tracked:
+    """A request from its first look-up to its end.
+
+    Attributes
+    ----------
+    request : vllm Request
+        Read, never changed.
+    prompt : bytes
+        Encoded prompt tokens (see `tailreplay.keys.token_bytes`).
+    plan : ReplayPlan or None
+        Its pages are pinned while it is here: from the look-up until the load has ended.
+    loading : bool
+        Whether the worker is restoring the plan.
+    page : Page or None
+        Last stored page, pinned: the next one goes after it. None while nothing can be stored.
+    stored : int
+        Tokens in pages so far, those in flight included.
+    computed : int
+        Tokens computed when the steps scheduled so far have run.
+    provenance : Provenance
+        Of the pages that it stores.
+    in_flight : bool
+        Whether it has blocks and has not ended.
+    ended_prefill : bool
+        Whether the page at the end of the prompt was stored for those who wait.
+    first_asked : float
+        Monotonic time of the first look-up; bounds the wait for another request's prefix.
+    """
+
+    request: Any
+    namespace: Namespace
+    options: RequestOptions
+    prompt: bytes
+    first_asked: float
+    plan: ReplayPlan | None = None
+    loading: bool = False
+    page: Page | None = None
+    stored: int = 0
+    computed: int = 0
+    provenance: Provenance = EXACT
+    in_flight: bool = False
+    ended_prefill: bool = False
+    report: dict[str, Any] | None = None
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether part of the prompt is still to be computed, so that others may wait for it."""
+        return self.in_flight and self.page is not None and self.computed < self.request.num_prompt_tokens
