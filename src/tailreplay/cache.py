@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tailreplay.catalog import Catalog, check_page_size
+from tailreplay.chain import Chain
 from tailreplay.costs import CostModel
 from tailreplay.decisions import Admission, Match
 from tailreplay.errors import CacheConfigError
 from tailreplay.keys import TOKEN_BYTES, Namespace, TokenIds, token_bytes
 from tailreplay.modes import Reuse
-from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan
 from tailreplay.provenance import Provenance
 from tailreplay.sizes import parse_bytes
 from tailreplay.topology import Topology
+from tailreplay.views import PagesView
 
 if TYPE_CHECKING:
     import torch
@@ -28,24 +29,6 @@ if TYPE_CHECKING:
 
 _RELEASED = "This plan was released (or made by another cache): its pages may be gone."
 _UNBOUND = "The cache has no page layout yet: attach a model first (HybridLM does) or call bind()."
-
-
-@dataclass
-class Chain:
-    """Where a sequence's next page goes. Made by `PrefixCache.open`, advanced by `insert`, ended by `close`.
-
-    Attributes
-    ----------
-    tokens : int
-        Stored so far, a multiple of the page size until the last, partial page.
-    stopped : str
-        Why no more is stored ("full", "covered", "busy", "partial", "failed", "ended"); "" while it goes on.
-    """
-
-    namespace: Namespace
-    page: Page
-    tokens: int
-    stopped: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,30 +41,6 @@ class CacheStats:
     bytes_limit: int
     evictions: int
     refused: dict[str, int] = field(default_factory=dict)
-
-
-class PagesView:
-    """The bytes behind a plan, made by `PrefixCache.fetch`; valid until the plan is released."""
-
-    def __init__(self, arena: HostArena, plan: ReplayPlan) -> None:
-        self._arena = arena
-        self._slots = [page.slot for page in plan.pages]
-        self._matched = plan.matched
-
-    def keys_values(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy the matched keys and values of the `index`-th attention layer into `keys` and `values`.
-
-        Parameters
-        ----------
-        keys, values : torch.Tensor
-            Shapes ``(m, kv_heads, head_dim)``, mutated. Copies to a CUDA device are asynchronous.
-        """
-        for part, out in zip(self._arena.layout.kv[index], (keys, values), strict=True):
-            self._arena.read(part, self._slots, 0, self._matched, out)
-
-    def hidden(self, index: int, start: int, stop: int, out: torch.Tensor) -> None:
-        """Copy hiddens ``start .. stop-1`` of the `index`-th stored group into `out`, shape ``(stop - start, d)``."""
-        self._arena.read(self._arena.layout.hidden[index], self._slots, start, stop, out)
 
 
 class PrefixCache:
@@ -226,14 +185,14 @@ class PrefixCache:
             raise RuntimeError(_UNBOUND)
         if chain.stopped or not len(tokens):
             return 0
-        ids = token_bytes(tokens)
         admitted: list[Admission] = []
         try:
+            ids = token_bytes(tokens)
             columns = list(zip(arena.layout.parts, [*(tensor for pair in kv for tensor in pair), *hidden], strict=True))
             for part, tensor in columns:
                 part.check(tensor, len(tokens))
             with self._lock:
-                admitted = self._admit(chain, ids, provenance)
+                self._admit(chain, ids, provenance, admitted)
             for first, slots in _runs_to_fill(admitted):
                 span = slice(first * self.page_size, min((first + len(slots)) * self.page_size, len(tokens)))
                 for part, tensor in columns:
@@ -283,9 +242,9 @@ class PrefixCache:
             raise RuntimeError(_UNBOUND)
         return self._catalog
 
-    def _admit(self, chain: Chain, ids: bytes, provenance: Provenance) -> list[Admission]:
+    def _admit(self, chain: Chain, ids: bytes, provenance: Provenance, admitted: list[Admission]) -> None:
+        """Append an admission a page to `admitted`, up to the first that is refused."""
         step = self.page_size * TOKEN_BYTES
-        admitted: list[Admission] = []
         page = chain.page
         for at in range(0, len(ids), step):
             admission = self._tree.admit(page, chain.namespace, ids[at : at + step], provenance)
@@ -295,7 +254,6 @@ class PrefixCache:
                 break
             admitted.append(admission)
             page = admission.page
-        return admitted
 
     def _abort(self, admitted: list[Admission]) -> None:
         for admission in reversed(admitted):

@@ -10,12 +10,24 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OUTCOMES = ("completed", "cancelled", "failed", "invalid", "unauthorized", "queue_full")
+OUTCOMES = ("completed", "cancelled", "failed", "invalid", "unauthorized", "queue_full", "closing")
+MISS_REASONS = (
+    "unseen_prefix",
+    "below_min_match",
+    "only_approximate_pages",
+    "prompt_too_short",
+    "load_failed",
+    "off",
+)
+REFUSALS = ("full", "covered", "busy", "failed")
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 class CacheSnapshot(Protocol):
-    """What a cache tells of itself; pages and bytes now, evictions and refusals (by reason) since the start."""
+    """What a cache tells of itself; pages and bytes now, evictions and refusals since the start.
+
+    `refused` counts by reason the sequences that it did not store to their end.
+    """
 
     @property
     def pages(self) -> int: ...
@@ -54,13 +66,15 @@ class Metrics:
             self._requests.labels(outcome)
         for provenance in ("exact", "approximate"):
             self._hits.labels(provenance)
+        for reason in MISS_REASONS:
+            self._misses.labels(reason)
 
     def request(self, outcome: str) -> None:
         """Count a request; `outcome` is one of `OUTCOMES`."""
         self._requests.labels(outcome).inc()
 
     def prompt(self, tokens: int, matched: int, replayed: int, *, exact: bool, miss_reason: str) -> None:
-        """Count how one prompt met the cache."""
+        """Count how one prompt met the cache; `miss_reason` is one of `MISS_REASONS`, or "" on a hit."""
         self._prompt.inc(tokens)
         if miss_reason:
             self._misses.labels(miss_reason).inc()
@@ -110,7 +124,8 @@ class _CacheCollector(Collector):
         ):
             yield GaugeMetricFamily(f"tailreplay_cache_{name}", text, value)
         yield CounterMetricFamily("tailreplay_cache_evictions", "Pages evicted", now.evictions)
-        refused = CounterMetricFamily("tailreplay_cache_refused", "Pages not stored, by reason", labels=["reason"])
-        for reason, count in now.refused.items():
+        text = "Sequences not stored to their end, by reason"
+        refused = CounterMetricFamily("tailreplay_cache_refused", text, labels=["reason"])
+        for reason, count in {**dict.fromkeys(REFUSALS, 0), **now.refused}.items():
             refused.add_metric([reason], count)
         yield refused

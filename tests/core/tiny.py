@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from tailreplay.cache import PagesView, PrefixCache
+from tailreplay.cache import PrefixCache
 from tailreplay.keys import Namespace
 from tailreplay.modes import Reuse, parse_reuse
 from tailreplay.pages import PageLayout, PartSpec
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT, Provenance
 from tailreplay.topology import Topology
+from tailreplay.views import PagesView
 
 PAGE = 16
 TOPOLOGY = Topology.from_layer_types(["linear_attention", "full_attention", "linear_attention"])

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from tailreplay import HybridLM, InvalidRequestError, PrefixCache
 from tailreplay.tiers.host import HostArena
@@ -77,18 +78,20 @@ def test_generated_tokens_are_reused_but_the_last_one(tiny: HybridLM) -> None:
 
 def test_a_page_can_be_hit_before_its_request_has_ended(tiny: HybridLM) -> None:
     prompt = random_ids(64 * 3 + 10)
-    assert tiny.cache.stats().pages == 0
-    seen = []
+    matched = []
 
     class Watch(threading.Event):
+        """Looks the prompt up each time the generation asks whether to go on."""
+
         def is_set(self) -> bool:
-            seen.append(tiny.cache.stats().pages)
+            plan = tiny.cache.lookup(prompt, tiny.namespace(), tiny.reuse, tiny.backbone.topology)
+            tiny.cache.release(plan)
+            matched.append(plan.matched)
             return False
 
     tiny.prefill_chunk = 64
     list(tiny.stream(prompt, max_new_tokens=2, cancel=Watch()))
-    assert seen[:4] == [0, 1, 2, 3]
-    assert tiny.cache.stats().pages == 4
+    assert matched[:4] == [0, 64, 128, 192]
 
 
 def test_cancelling_ends_at_the_next_step_and_frees_everything(tiny: HybridLM) -> None:
@@ -101,49 +104,101 @@ def test_cancelling_ends_at_the_next_step_and_frees_everything(tiny: HybridLM) -
     assert tiny.cache.stats().pinned == 0
 
 
-def test_an_abandoned_stream_unpins_its_pages(tiny: HybridLM) -> None:
-    prompt = random_ids(200)
-    tiny.generate(prompt, max_new_tokens=1)
-    pieces = iter(tiny.stream(prompt, max_new_tokens=50))
-    next(pieces, None)
+def test_an_abandoned_stream_unpins_its_pages(bundled: HybridLM) -> None:
+    bundled.generate(NEEDLE, max_new_tokens=1, salt="left")
+    pieces = iter(bundled.stream(NEEDLE, max_new_tokens=50, stop=[], salt="left"))
+    assert next(pieces)
+    assert bundled.cache.stats().pinned > 0
     pieces.close()  # type: ignore[attr-defined]
+    assert bundled.cache.stats().pinned == 0
+    assert bundled.generate(NEEDLE, max_new_tokens=1, salt="left").reuse.miss_reason == ""
+
+
+def test_a_stream_in_a_stream_is_an_error_instead_of_a_deadlock(bundled: HybridLM) -> None:
+    pieces = iter(bundled.stream(NEEDLE, max_new_tokens=50, stop=[], salt="nested"))
+    next(pieces)
+    with pytest.raises(RuntimeError, match="in the middle of a stream"):
+        bundled.generate(NEEDLE, max_new_tokens=1)
+    pieces.close()  # type: ignore[attr-defined]
+    assert bundled.generate(NEEDLE, max_new_tokens=8, salt="nested").text == "48213"
+
+
+def test_two_wrappers_of_one_model_take_turns() -> None:
+    """Neither captures what the other computes."""
+    one, two = (HybridLM(tiny_model("qwen3_5"), cache=PrefixCache("32MiB")) for _ in range(2))
+    assert one.lock is two.lock
+    assert one.backbone.taps is two.backbone.taps
+    sink: list[list[torch.Tensor]] = [[] for _ in one.backbone.topology.stored_groups]
+    with one.backbone.taps.into(sink):
+        other = threading.Thread(target=lambda: two.model(torch.tensor([random_ids(50)])))
+        other.start()
+        other.join()
+    assert sink == [[] for _ in sink]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_batch_that_fails_leaves_nothing_pinned(
+    tiny: HybridLM, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    prompts = [[*random_ids(150), 5], [*random_ids(150), 6, 7]]
+    tiny.generate(prompts, max_new_tokens=1)
+
+    def broken(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny.backbone, "forward", broken)
+        with pytest.raises(error):
+            tiny.generate([[*prompt, 9] for prompt in prompts], max_new_tokens=1)
     assert tiny.cache.stats().pinned == 0
-    assert tiny.generate(prompt, max_new_tokens=1).reuse.matched == 199
+
+
+def test_an_interrupted_load_leaves_nothing_pinned(tiny: HybridLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = random_ids(300)
+    tiny.generate(prompt, max_new_tokens=1)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostArena, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tiny.generate(prompt, max_new_tokens=1)
+    assert tiny.cache.stats().pinned == 0
+    assert tiny.generate(prompt, max_new_tokens=1).reuse.matched == 299
 
 
 def test_a_load_that_fails_is_recomputed(
-    tiny: HybridLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bundled: HybridLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prompt = random_ids(300)
-    cold = tiny.generate(prompt, max_new_tokens=5)
+    tokens = bundled.generate(NEEDLE, max_new_tokens=8, salt="load").reuse.prompt_tokens
 
     def broken(*_: object) -> None:
         raise RuntimeError("the page is gone")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(HostArena, "read", broken)
-        failed = tiny.generate(prompt, max_new_tokens=5)
-    assert failed.tokens == cold.tokens
+        failed = bundled.generate(NEEDLE, max_new_tokens=8, salt="load")
+    assert failed.text == "48213"
     assert failed.reuse.matched == 0
     assert failed.reuse.miss_reason == "load_failed"
-    assert "300" in caplog.text or "299" in caplog.text
-    assert tiny.cache.stats().pinned == 0
-    assert tiny.generate(prompt, max_new_tokens=1).reuse.matched == 299
+    assert f"Loading {tokens - 1} cached tokens failed" in caplog.text
+    assert bundled.cache.stats().pinned == 0
+    assert bundled.generate(NEEDLE, max_new_tokens=1, salt="load").reuse.matched == tokens - 1
 
 
 def test_a_store_that_fails_does_not_fail_the_answer(
-    tiny: HybridLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bundled: HybridLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    prompt = random_ids(300)
-    expected = tiny.generate(prompt, max_new_tokens=5, store=False, replay="off").tokens
+    pages = bundled.cache.stats().pages
 
     def broken(*_: object) -> None:
         raise RuntimeError("no room")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
         patch.setattr(HostArena, "write", broken)
-        assert tiny.generate(prompt, max_new_tokens=5).tokens == expected
-    assert tiny.cache.stats().pages == 0
+        assert bundled.generate(NEEDLE, max_new_tokens=8, salt="store").text == "48213"
+    assert bundled.cache.stats().pages == pages
     assert "no room" in caplog.text
 
 
@@ -157,10 +212,9 @@ def test_a_cache_that_is_too_small_for_a_prompt_keeps_what_fits() -> None:
     lm = HybridLM(tiny_model("qwen3_5"), cache=PrefixCache(3 * 64 * 768))
     assert lm.backbone.layout.page_bytes == 64 * 768
     prompt = random_ids(500)
-    first = lm.generate(prompt, max_new_tokens=3)
-    second = lm.generate(prompt, max_new_tokens=3, replay="exact")
-    assert second.reuse.matched == 3 * 64
-    assert second.tokens == first.tokens
+    lm.generate(prompt, max_new_tokens=3)
+    assert lm.generate(prompt, max_new_tokens=3, replay="exact").reuse.matched == 3 * 64
+    assert lm.cache.stats().pinned == 0
 
 
 def test_models_of_one_layout_share_a_cache_but_never_pages() -> None:
@@ -180,19 +234,29 @@ def test_salts_are_kept_apart(tiny: HybridLM) -> None:
     assert tiny.generate(prompt, max_new_tokens=1, salt="a").reuse.matched == 99
 
 
-def test_threads_take_turns(tiny: HybridLM) -> None:
-    prompts = [random_ids(90, seed=seed) for seed in range(4)]
-    expected = [tiny.generate(prompt, max_new_tokens=6, store=False, replay="off").tokens for prompt in prompts]
-    got: dict[int, list[int]] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: got.update({i: tiny.generate(prompts[i], max_new_tokens=6).tokens}))
-        for i in range(4)
-    ]
+def test_threads_take_turns(bundled: HybridLM) -> None:
+    got: dict[int, str] = {}
+
+    def ask(i: int) -> None:
+        prompt = NEEDLE.replace("48213", f"{i}8213")
+        got[i] = bundled.generate(prompt, max_new_tokens=8, salt="threads").text
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in (4, 5, 6, 7)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [got[i] for i in range(4)] == expected
+    assert got == {i: f"{i}8213" for i in (4, 5, 6, 7)}
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_end_tokens_can_be_ignored(tiny: HybridLM, monkeypatch: pytest.MonkeyPatch, ignore: bool) -> None:
+    prompt = random_ids(30)
+    (first,) = tiny.generate(prompt, max_new_tokens=1, store=False).tokens
+    monkeypatch.setattr(tiny.model, "generation_config", GenerationConfig(eos_token_id=first))
+    result = tiny.generate(prompt, max_new_tokens=3, ignore_eos=ignore, store=False)
+    assert len(result.tokens) == (3 if ignore else 1)
+    assert result.finish_reason == ("length" if ignore else "stop")
 
 
 @pytest.mark.parametrize(

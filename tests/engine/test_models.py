@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 from tailreplay import HybridLM, PrefixCache, UnsupportedModelError
 from tailreplay.engines.transformers.describe import describe
 from tailreplay.engines.transformers.families.registry import FAMILIES, REFUSED, family_of
-from tests.engine.tiny_models import CONFIGS, random_ids, tiny_model
+from tailreplay.modes import parse_reuse
+from tests.engine.test_families import hit, prefill
+from tests.engine.tiny_models import CONFIGS, random_ids, relative, tiny_model
 
 QWEN_4B = {
     "hidden_size": 2560,
@@ -62,12 +64,20 @@ def test_a_model_without_linear_layers_gets_a_plain_exact_cache(caplog: pytest.L
     lm = HybridLM(AutoModelForCausalLM.from_config(config), cache=PrefixCache("8MiB"))
     assert "no linear layers" in caplog.text
     prompt = random_ids(150)
-    cold = lm.generate(prompt, max_new_tokens=5, replay="off")
-    hit = lm.generate(prompt, max_new_tokens=5, replay=0.05)
-    assert hit.reuse.matched == 149
-    assert hit.reuse.replayed == 0
-    assert hit.reuse.exact
-    assert hit.tokens == cold.tokens
+    _, expected = prefill(lm, [*prompt, 7, 8])
+    lm.generate(prompt, max_new_tokens=1)
+    answer = lm.generate([*prompt, 5], max_new_tokens=1, replay=0.05, store=False)
+    assert answer.reuse.matched == 150
+    assert answer.reuse.replayed == 0
+    assert answer.reuse.exact
+    logits = hit(lm, [*prompt, 7, 8], parse_reuse("replay"), 151).extend([8])
+    assert relative(logits, expected) < 1e-4
+
+
+def test_models_whose_layers_are_elsewhere_are_refused() -> None:
+    config = hf.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=97)
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel is not supported"):
+        HybridLM(AutoModelForCausalLM.from_config(config), cache=PrefixCache("8MiB"))
 
 
 def test_a_model_with_sliding_attention_is_refused() -> None:
@@ -146,9 +156,13 @@ def test_fingerprints_tell_weights_apart() -> None:
     assert len(fingerprints) == 2
 
 
-def test_one_changed_weight_tensor_changes_the_fingerprint() -> None:
-    model = AutoModelForCausalLM.from_config(CONFIGS["qwen3_5"]())
-    before = HybridLM(model, cache=PrefixCache("8MiB")).fingerprint
+def test_one_changed_row_changes_the_fingerprint() -> None:
+    lm = HybridLM(AutoModelForCausalLM.from_config(CONFIGS["qwen3_5"]()), cache=PrefixCache("8MiB"))
+    prompt = random_ids(100)
+    lm.generate(prompt, max_new_tokens=1)
+    before = lm.fingerprint
     with torch.no_grad():
-        model.model.layers[5].mlp.up_proj.weight.mul_(1.001)
-    assert HybridLM(model, cache=PrefixCache("8MiB")).fingerprint != before
+        lm.model.model.embed_tokens.weight[50] *= 1.001
+    lm.refresh()
+    assert lm.fingerprint != before
+    assert lm.generate(prompt, max_new_tokens=1).reuse.miss_reason == "unseen_prefix"

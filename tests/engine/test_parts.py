@@ -67,17 +67,11 @@ def test_streamed_text_ends_before_the_first_stop_string(text: str, stops: list[
         if stream.stopped:
             break
     out.append(stream.flush())
-    ends = [text.find(stop) for stop in stops if stop in text]
-    # A stop string is seen when its last token arrives, so the one that ends first wins.
-    first = min((text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text) if ends else None
-    expected = text if first is None else text[: first[1]]
-    assert "".join(out) == stream.text
-    assert stream.stopped == bool(ends)
-    if first is None:
-        assert stream.text == expected
-    else:
-        assert text.startswith(stream.text)
-        assert not any(stop in stream.text for stop in stops)
+    # The text is cut when the first character arrives that completes a stop string, before the earliest one by then.
+    end = next((i for i in range(len(text) + 1) if any(stop in text[:i] for stop in stops)), None)
+    expected = text if end is None else text[: min(text.find(stop) for stop in stops if stop in text[:end])]
+    assert "".join(out) == stream.text == expected
+    assert stream.stopped == (end is not None)
 
 
 def test_a_character_of_several_tokens_comes_whole() -> None:

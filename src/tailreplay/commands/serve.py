@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tailreplay.cache import PrefixCache
+from tailreplay.commands.generate import replay_argument
 from tailreplay.errors import TailReplayError
 from tailreplay.modes import Reuse, parse_replay
 from tailreplay.sizes import format_bytes
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from tailreplay.server.serving import bind, serve, url_of
     from tailreplay.server.worker import Worker
 
-    reuse = _replay(args.replay)
+    reuse = parse_replay(replay_argument(args.replay))
     for name, least in (("min_match", 1), ("prefill_chunk", 1), ("max_queue", 0)):
         if getattr(args, name) < least:
             raise TailReplayError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}.")
@@ -103,13 +104,6 @@ def _load(args: argparse.Namespace, cache: PrefixCache, reuse: Reuse) -> HybridL
         dtype=args.dtype,
         prefill_chunk=args.prefill_chunk,
     )
-
-
-def _replay(text: str) -> Reuse:
-    try:
-        return parse_replay(float(text))
-    except ValueError:
-        return parse_replay(text)
 
 
 def _words(reuse: Reuse) -> str:

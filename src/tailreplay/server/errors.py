@@ -14,7 +14,7 @@ from tailreplay.errors import InvalidRequestError, TailReplayError
 from tailreplay.metrics import Metrics
 
 log = logging.getLogger("tailreplay.server")
-_OUTCOMES = {401: "unauthorized", 429: "queue_full"}
+_OUTCOMES = {401: "unauthorized", 429: "queue_full", 503: "closing"}
 
 
 class ApiError(TailReplayError):
@@ -38,6 +38,10 @@ class ApiError(TailReplayError):
         self.code = code
         self.param = param
 
+    def body(self) -> dict[str, object]:
+        """Return the error object of OpenAI's API."""
+        return error_body(self.status, str(self), self.code, self.param)
+
 
 class QueueFullError(ApiError):
     """The queue has no room for another request."""
@@ -54,6 +58,19 @@ class ClosingError(ApiError):
         super().__init__(503, "The server is shutting down.", "closing")
 
 
+class FailedError(ApiError):
+    """The request failed inside; the reason is in the log only."""
+
+    def __init__(self) -> None:
+        super().__init__(500, "The server failed to answer this request; its log says why.", "internal_error")
+
+
+def error_of(outcome: str) -> ApiError:
+    """Return what a client is told of its request's `outcome`, if that is any but "completed"."""
+    # The client of a cancelled request is gone: nobody reads what it is told.
+    return ClosingError() if outcome == "closing" else FailedError()
+
+
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, object]:
     """Return the error object of OpenAI's API."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -66,11 +83,6 @@ def error_response(status: int, message: str, code: str | None = None, param: st
     """Return an error as an HTTP response."""
     headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     return JSONResponse(error_body(status, message, code, param), status, headers)
-
-
-def failed_body() -> dict[str, object]:
-    """Return the error object of a request that failed inside; the reason is in the log only."""
-    return error_body(500, "The server failed to answer this request; its log says why.", "internal_error")
 
 
 def install(app: FastAPI, metrics: Metrics) -> None:
@@ -105,4 +117,4 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(Exception)
     async def failed(_: Request, __: Exception) -> Response:
         metrics.request("failed")
-        return JSONResponse(failed_body(), 500)
+        return JSONResponse(FailedError().body(), 500)

@@ -14,7 +14,8 @@ from tailreplay.engines.transformers.results import GenerationResult
 def reuse_report(results: Sequence[GenerationResult], queued: float) -> dict[str, Any]:
     """Describe what was reused: the object ``tailreplay`` of a response.
 
-    Of several prompts, counts are sums, `exact` holds for all of them, and each one's own report is in ``prompts``.
+    Of several prompts, counts are sums, `exact` holds for all of them, `provenance` is the worst, and each one's own
+    report is in ``prompts``.
 
     Parameters
     ----------
@@ -25,13 +26,13 @@ def reuse_report(results: Sequence[GenerationResult], queued: float) -> dict[str
     if len(reports) == 1:
         timings = {"queued": _milliseconds(queued), **reports[0]["timings_ms"]}
         return {**reports[0], "timings_ms": timings}
-    least = max(reports, key=lambda report: (not report["exact"], report["provenance"]))
+    worst = max((result.reuse for result in results), key=lambda reuse: (reuse.depth, not reuse.exact))
     return {
         **reports[0],
         "matched": sum(report["matched"] for report in reports),
         "replayed": sum(report["replayed"] for report in reports),
         "exact": all(report["exact"] for report in reports),
-        "provenance": least["provenance"],
+        "provenance": worst.provenance,
         "miss_reason": next((report["miss_reason"] for report in reports if report["miss_reason"]), ""),
         "timings_ms": {
             "queued": _milliseconds(queued),

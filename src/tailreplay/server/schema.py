@@ -36,9 +36,9 @@ class CommonRequest(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    # What torch's generators take.
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: int | None = None
     stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -64,6 +64,7 @@ class CommonRequest(BaseModel):
             "top_k": self.top_k,
             "seed": self.seed,
             "stop": self.stop,
+            "ignore_eos": self.ignore_eos,
         }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from fastapi import Request
@@ -15,7 +16,7 @@ from jinja2 import TemplateError
 from tailreplay.engines.transformers import HybridLM
 from tailreplay.engines.transformers.lm import Prompt
 from tailreplay.errors import InvalidRequestError
-from tailreplay.server.errors import ApiError, ClosingError, error_response, failed_body
+from tailreplay.server.errors import ApiError, error_of
 from tailreplay.server.responses import ChatFormat, CompletionFormat
 from tailreplay.server.reuse import parse_cache_wish
 from tailreplay.server.schema import ChatRequest, CommonRequest, CompletionRequest, parse_body, parse_json
@@ -92,7 +93,7 @@ class Service:
         # On another thread, since a long text takes a while to tokenise; nothing runs yet, but bad input is refused.
         generations = await run_in_threadpool(lambda: [self.lm.stream(prompt, **options) for prompt in prompts()])
         events: asyncio.Queue[Event] = asyncio.Queue()
-        job = Job(generations, cancelled, _to_loop(events))
+        job = Job(generations, cancelled, to_loop(events))
         self.worker.submit(job)
         watch = asyncio.create_task(self._cancel_when_gone(request, job))
         if wanted.stream:
@@ -126,11 +127,8 @@ class Service:
                 results.append(event.result)
         if event.outcome == "completed":
             return JSONResponse(style.whole(results, job.queued))
-        if event.outcome == "closing":
-            closing = ClosingError()
-            return error_response(closing.status, str(closing), closing.code)
-        # A cancelled request's client is gone: nobody reads this.
-        return JSONResponse(failed_body(), 499 if event.outcome == "cancelled" else 500)
+        error = error_of(event.outcome)
+        return JSONResponse(error.body(), error.status)
 
     async def _cancel_when_gone(self, request: Request, job: Job) -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -138,13 +136,14 @@ class Service:
         self.worker.cancel(job)
 
 
-def _to_loop(events: asyncio.Queue[Event]) -> Callable[[Event], None]:
-    """Return a function that puts an event from any thread into a queue of the running loop."""
+def to_loop(events: asyncio.Queue[Event]) -> Callable[[Event], None]:
+    """Return a function that puts an event from any thread into a queue of the running loop; it never raises."""
     loop = asyncio.get_running_loop()
 
     def emit(event: Event) -> None:
-        # After the loop has been closed (a second Ctrl+C) nobody waits for the event.
-        if not loop.is_closed():
+        # After the loop has been closed (a second Ctrl+C) nobody waits for the event. No use to ask first: it may be
+        # closed between the answer and the call.
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(events.put_nowait, event)
 
     return emit

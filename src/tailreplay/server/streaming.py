@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tailreplay.engines.transformers.results import GenerationResult
-from tailreplay.server.errors import ClosingError, error_body, failed_body
+from tailreplay.server.errors import error_of
 from tailreplay.server.responses import CompletionFormat, reuse_report, usage
 from tailreplay.server.worker import Ended, Event, Job, Piece
 
@@ -43,11 +43,8 @@ async def stream_events(
         if with_usage:
             totals = {"usage": usage(results), "tailreplay": reuse_report(results, job.queued)}
             yield _event({**style.chunk([]), **totals})
-    elif event.outcome == "closing":
-        closing = ClosingError()
-        yield _event(error_body(closing.status, str(closing), closing.code))
     else:
-        yield _event(failed_body())
+        yield _event(error_of(event.outcome).body())
     yield "data: [DONE]\n\n"
 
 

@@ -24,7 +24,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1, 1.0),
     "min_p": (0, 0.0),
     "min_tokens": (0,),
-    "ignore_eos": (False,),
     "stop_token_ids": ([],),
     "bad_words": ([],),
     "allowed_token_ids": ([],),

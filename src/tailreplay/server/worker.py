@@ -123,10 +123,10 @@ class Worker:
         QueueFullError
             If `max_queue` jobs wait already.
         ClosingError
-            After `close`.
+            After `close`, and whenever the thread does not run.
         """
         with self._changed:
-            if self._closed:
+            if not self.alive:
                 raise ClosingError
             # A job that the thread has not picked up yet does not wait for another one.
             if len(self._waiting) + (self._current is not None) > self.max_queue:
@@ -170,8 +170,13 @@ class Worker:
                 if self._closed:
                     return
                 job = self._current = self._waiting.popleft()
-            job.started = time.perf_counter()
-            outcome = self._run(job)
+            outcome: Outcome = "failed"
+            try:
+                job.started = time.perf_counter()
+                outcome = self._run(job)
+            except BaseException:
+                # Of any kind: a thread that ended here would leave this client and all later ones without an answer.
+                log.exception("A request failed.")
             with self._changed:
                 # Free before its client can know, so that a next request of that client finds the place empty.
                 self._current = None
@@ -183,12 +188,8 @@ class Worker:
         for index, generation in enumerate(job.generations):
             if job.cancelled.is_set():
                 return "cancelled"
-            try:
-                for text in generation:
-                    job.emit(Piece(index, text))
-            except Exception:
-                log.exception("A request failed.")
-                return "failed"
+            for text in generation:
+                job.emit(Piece(index, text))
             result = generation.result
             self._record(job, result)
             if result.finish_reason == "cancelled":
@@ -214,5 +215,11 @@ class Worker:
         )
 
     def _end(self, job: Job, outcome: Outcome) -> None:
-        self._metrics.request("cancelled" if outcome == "closing" else outcome)
-        job.emit(Ended(outcome))
+        try:
+            try:
+                self._metrics.request(outcome)
+            finally:
+                job.emit(Ended(outcome))
+        except Exception:
+            # Other jobs are still to be run, or to be ended as well.
+            log.exception("The end of a request could not be told.")

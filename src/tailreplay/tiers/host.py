@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -36,11 +38,14 @@ class HostArena:
         self.layout = layout
         self.slots = slots
         try:
-            block = torch.empty(slots * layout.page_bytes, dtype=torch.uint8, pin_memory=pin)
+            block = torch.empty(slots * layout.page_bytes, dtype=torch.uint8)
+            if pin:
+                _page_lock(block)
         except RuntimeError as error:
             raise CacheConfigError(
                 f"{format_bytes(slots * layout.page_bytes)} of host memory cannot be had for the cache: lower its size."
             ) from error
+        self._block = block
         self._regions: dict[str, torch.Tensor] = {}
         at = 0
         for part in layout.parts:
@@ -92,3 +97,10 @@ class HostArena:
             end = min(stop, (page + 1) * size)
             yield at - start, slots[first] * size + at % size, end - at
             at = end
+
+
+def _page_lock(block: torch.Tensor) -> None:
+    """Lock exactly this memory: torch's own pinned allocator rounds up to a power of two, up to twice the limit."""
+    cuda: Any = torch.cuda.cudart()
+    torch.cuda.check_error(cuda.cudaHostRegister(block.data_ptr(), block.numel(), 0))
+    weakref.finalize(block, cuda.cudaHostUnregister, block.data_ptr())

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from tailreplay.costs import CostModel
 from tailreplay.engines.transformers import compat
-from tailreplay.engines.transformers.capture import HiddenTaps, Sink
+from tailreplay.engines.transformers.capture import Sink, taps_of
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.kv_layer import PreallocatedLayer
 from tailreplay.engines.transformers.layer_costs import layer_costs
@@ -16,6 +16,7 @@ from tailreplay.errors import UnsupportedModelError
 from tailreplay.pages import PageLayout, PartSpec
 
 _SAMPLES = 64
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Backbone:
@@ -46,7 +47,7 @@ class Backbone:
             )
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.layers = self.family.layers(model)
-        self.taps = HiddenTaps(self.layers, self.topology)
+        self.taps = taps_of(self.layers, self.topology)
         cache, sink = self._probe()
         self.layout = self._layout(cache, sink, page_size)
         self.costs = self._costs(cache)
@@ -100,18 +101,19 @@ class Backbone:
         return self.family.embed(self.model, torch.tensor([ids], device=self.device))
 
     def fingerprint(self) -> str:
-        """Hex name of architecture and weights: config, and a sample of every tensor.
+        """Hex name of architecture and weights: the config, and of every tensor the exact sum of its bits and a sample.
 
-        Two fine-tunes of one model differ in nearly every tensor, so 64 elements of each tell them apart.
+        The sum sees an edit of a single row, the sample an exchange of rows. Reads every weight once.
         """
         config = self.config.to_dict()
         named = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version")}
         hasher = blake3(repr(sorted(named.items(), key=lambda item: item[0])).encode())
         for name, tensor in self.model.state_dict().items():
             flat = tensor.detach().reshape(-1)
-            sample = flat[:: max(1, flat.numel() // _SAMPLES)][: 2 * _SAMPLES].float().cpu().contiguous()
-            hasher.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
-            hasher.update(sample.numpy().tobytes())
+            bits = flat.view(_INTEGERS.get(flat.element_size(), torch.uint8))
+            sample = bits[:: max(1, bits.numel() // _SAMPLES)][: 2 * _SAMPLES].tolist()
+            total = int(bits.sum(dtype=torch.int64))  # of integers: the same in whatever order it is added up
+            hasher.update(repr((name, tuple(tensor.shape), str(tensor.dtype), total, sample)).encode())
         digest: str = hasher.hexdigest()
         return digest
 
@@ -126,6 +128,10 @@ class Backbone:
     def _layout(self, cache: compat.DynamicCache, sink: Sink, page_size: int) -> PageLayout:
         pairs = []
         for layer, entry in zip(self.topology.attention_layers, self.kv(cache), strict=True):
+            if entry.get_seq_length() != 1:
+                raise UnsupportedModelError(
+                    f"Layer {layer} of this model keeps no keys and values in the library's cache: nothing can be reused."
+                )
             keys, values = entry.rows(0, 1)
             pairs.append(
                 (

@@ -1,4 +1,4 @@
-"""Running generations: one prompt's, and the common prefix of a batch."""
+"""A running generation: prefill, sampling, text as it comes."""
 
 from __future__ import annotations
 
@@ -19,43 +19,11 @@ from tailreplay.modes import Reuse
 from tailreplay.plan import ReplayPlan
 
 if TYPE_CHECKING:
+    from tailreplay.engines.transformers.batch import Trunk
     from tailreplay.engines.transformers.lm import HybridLM
 
 # Answer tokens to make room for at first: a limit is often far above what an answer takes, and buffers grow.
 _FIRST_ROOM = 1024
-
-
-class Trunk:
-    """The common prefix of a batch: computed at first use, then forked for each prompt."""
-
-    def __init__(
-        self, lm: HybridLM, ids: list[int], shared: int, reuse: Reuse, namespace: Namespace, store: bool
-    ) -> None:
-        self._lm = lm
-        self._ids = ids
-        self.shared = shared
-        self._reuse, self._namespace, self._store = reuse, namespace, store
-        self._sequence: Sequence | None = None
-        self._report: ReuseReport | None = None
-
-    def fork(self, prompt_tokens: int, capacity: int, timings: Timings) -> tuple[Sequence, ReuseReport]:
-        """Return a sequence that holds the common prefix, and how it came by it."""
-        first = self._sequence is None
-        if self._sequence is None or self._report is None:
-            # One token more than is shared, so that a match may cover the whole prefix.
-            ids = self._ids[: self.shared + 1]
-            self._sequence, plan = self._lm.begin(ids, self._reuse, self._namespace, self.shared, self._store, timings)
-            self._report = report_of(plan)
-            _prefill(self._lm, self._sequence, ids[: self.shared], None)
-            self._sequence.wait_loaded()
-            self._lm.cache.release(plan)
-        report = self._report.with_shared(prompt_tokens, 0 if first else self.shared)
-        return self._sequence.fork(capacity), report
-
-    def close(self) -> None:
-        """Store what is left of the prefix."""
-        if self._sequence is not None:
-            self._sequence.finish()
 
 
 class Generation:
@@ -93,15 +61,16 @@ class Generation:
             raise RuntimeError("The generation has not ended: iterate to its end first.")
         return self._result
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self._ids)
-
     def __iter__(self) -> Iterator[str]:
         begin = time.perf_counter()
         with self._lm.lock:
             yield from self._run(begin)
+
+    def finish(self) -> GenerationResult:
+        """Run to the end and return the result."""
+        for _ in self:
+            pass
+        return self.result
 
     def _run(self, begin: float) -> Iterator[str]:
         lm, timings = self._lm, Timings()
@@ -120,7 +89,6 @@ class Generation:
             if plan is not None:
                 sequence.wait_loaded()
                 lm.cache.release(plan)
-        timings.total = time.perf_counter() - begin
 
     def _decode(
         self, sequence: Sequence, report: ReuseReport, timings: Timings, begin: float, plan: ReplayPlan | None
@@ -128,11 +96,11 @@ class Generation:
         lm = self._lm
         stream = TextStream(lm.tokenizer, self._sampling.stop)
         sampler = Sampler(self._sampling, lm.backbone.device)
-        ends = _end_tokens(lm.model)
+        ends = frozenset() if self._sampling.ignore_eos else _end_tokens(lm.model)
         tokens: list[int] = []
         reason = "length"
         started = time.perf_counter()
-        logits = _prefill(lm, sequence, self._ids, self._cancel)
+        logits = prefill(lm, sequence, self._ids, self._cancel)
         while logits is not None:
             token = sampler(logits)
             tokens.append(token)
@@ -167,7 +135,7 @@ class Generation:
         self._result = GenerationResult(stream.text, tokens, reason, report, timings)
 
 
-def _prefill(lm: HybridLM, sequence: Sequence, ids: list[int], cancel: threading.Event | None) -> torch.Tensor | None:
+def prefill(lm: HybridLM, sequence: Sequence, ids: list[int], cancel: threading.Event | None) -> torch.Tensor | None:
     """Run what is left of `ids` in chunks; None if cancelled meanwhile."""
     logits = None
     for start in range(len(sequence.tokens), len(ids), lm.prefill_chunk):

@@ -7,7 +7,7 @@ from transformers.cache_utils import DynamicLayer
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
-    """Drop-in for transformers' ``DynamicLayer``, for one sequence, that does not copy everything at every token.
+    """Stands in for transformers' ``DynamicLayer`` in a forward, for one sequence that only grows.
 
     The buffer is token-major, ``(capacity, kv_heads, head_dim)``, as pages are: a hit is copied straight from the arena
     into it, and a page is a slice of it.
@@ -74,6 +74,22 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Return the number of tokens held."""
         return self._length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refused: recurrent states beside these keys and values could not be cut back."""
+        raise NotImplementedError("A hybrid model's cache cannot be cut back.")
+
+    def reset(self) -> None:
+        """Refused, as `crop` is."""
+        raise NotImplementedError("Make a new cache instead.")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refused: one sequence."""
+        raise NotImplementedError("A preallocated layer holds one sequence.")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Refused: one sequence."""
+        raise NotImplementedError("A preallocated layer holds one sequence.")
 
     def _grown(self, rows: torch.Tensor | None, needed: int, token: torch.Tensor) -> torch.Tensor:
         if rows is not None and rows.shape[0] >= needed:

@@ -13,9 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from tailreplay.cache import PrefixCache
 from tailreplay.engines.transformers.backbone import Backbone
+from tailreplay.engines.transformers.batch import generate_batch
 from tailreplay.engines.transformers.families.registry import family_of
-from tailreplay.engines.transformers.generation import Generation, Trunk
+from tailreplay.engines.transformers.generation import Generation
 from tailreplay.engines.transformers.loading import load_errors, model_path
+from tailreplay.engines.transformers.locking import lock_of
 from tailreplay.engines.transformers.results import GenerationResult, Timings
 from tailreplay.engines.transformers.sampling import Sampling, sampling_from
 from tailreplay.engines.transformers.sequence import Sequence
@@ -31,6 +33,8 @@ ReplayArgument = float | str | Reuse | None
 
 class HybridLM:
     """Generates text, and answers shared prefixes from a cache. Calls from several threads run one at a time.
+
+    Weights must not change behind its back: call `refresh` after changing them.
 
     Parameters
     ----------
@@ -71,12 +75,13 @@ class HybridLM:
             raise InvalidRequestError(f"prefill_chunk must be at least 1, got {prefill_chunk}.", "prefill_chunk")
         self.prefill_chunk = prefill_chunk
         if model.device.type == "cpu":
-            # Decayed states end in denormals, which are many times slower to compute with.
+            # Decayed states end in denormals, which are many times slower to compute with. The switch is this thread's
+            # and that of threads which it starts from now on.
             torch.set_flush_denormal(True)
         self.backbone = Backbone(model, self.cache.page_size)
         self.cache.bind(self.backbone.layout, pin=self.backbone.device.type == "cuda")
         self.fingerprint = self.backbone.fingerprint()
-        self._lock = threading.Lock()
+        self.lock = lock_of(model)
         if not self.backbone.topology.is_hybrid:
             log.warning("This model has no linear layers: the cache is a plain prefix cache, and every hit is exact.")
 
@@ -156,8 +161,18 @@ class HybridLM:
         return sampling_from(getattr(self.model, "generation_config", None), **given)
 
     def namespace(self, salt: str = "") -> Namespace:
-        """Return the namespace of this model's pages for a tenant's `salt`."""
-        return Namespace(self.fingerprint, self.backbone.layout.digest, self.cache.page_size, salt)
+        """Return the namespace of this model's pages for a tenant's `salt`, with the adapters that are active now."""
+        adapter = ""
+        if getattr(self.model, "_hf_peft_config_loaded", False):
+            adapter = ",".join(self.model.active_adapters())
+        return Namespace(self.fingerprint, self.backbone.layout.digest, self.cache.page_size, salt, adapter)
+
+    def refresh(self) -> None:
+        """Read the weights' fingerprint again: call it after changing weights or loading an adapter.
+
+        Pages of the weights as they were are not matched any more.
+        """
+        self.fingerprint = self.backbone.fingerprint()
 
     # ---- generation
 
@@ -207,7 +222,7 @@ class HybridLM:
         """
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
             return self._generate_batch(cast(list[Prompt], prompt), replay, salt, store, sampling)
-        return self._finish(self.stream(cast(Prompt, prompt), replay=replay, salt=salt, store=store, **sampling))
+        return self.stream(cast(Prompt, prompt), replay=replay, salt=salt, store=store, **sampling).finish()
 
     def stream(
         self,
@@ -226,10 +241,14 @@ class HybridLM:
         cancel : threading.Event, optional
             Set it to end the generation at the next step.
         """
-        reuse = self.reuse if replay is None else parse_replay(replay, self.min_tail)
         ids = self.encode(prompt)
-        settings = self.sampling(**sampling)
-        return Generation(self, ids, reuse, self.namespace(salt), settings, store and reuse.mode != "zero", cancel)
+        return Generation(self, ids, *self._request(replay, salt, store, sampling), cancel)
+
+    def _request(
+        self, replay: ReplayArgument, salt: str, store: bool, sampling: dict[str, Any]
+    ) -> tuple[Reuse, Namespace, Sampling, bool]:
+        reuse = self.reuse if replay is None else parse_replay(replay, self.min_tail)
+        return reuse, self.namespace(salt), self.sampling(**sampling), store and reuse.mode != "zero"
 
     def _generate_batch(
         self,
@@ -239,28 +258,9 @@ class HybridLM:
         store: bool,
         sampling: dict[str, Any],
     ) -> list[GenerationResult]:
-        reuse = self.reuse if replay is None else parse_replay(replay, self.min_tail)
-        settings = self.sampling(**sampling)
+        reuse, namespace, settings, store = self._request(replay, salt, store, sampling)
         encoded = [self.encode(prompt) for prompt in prompts]
-        store = store and reuse.mode != "zero"
-        namespace = self.namespace(salt)
-        # One token of each prompt must be left to run.
-        shared = min(_common_prefix(encoded), min(map(len, encoded)) - 1)
-        if len(encoded) == 1 or shared < 1:
-            return [self._finish(Generation(self, ids, reuse, namespace, settings, store, None)) for ids in encoded]
-        trunk = Trunk(self, encoded[0], shared, reuse, namespace, store)
-        try:
-            return [
-                self._finish(Generation(self, ids, reuse, namespace, settings, store, None, trunk)) for ids in encoded
-            ]
-        finally:
-            trunk.close()
-
-    @staticmethod
-    def _finish(generation: Generation) -> GenerationResult:
-        for _ in generation:
-            pass
-        return generation.result
+        return generate_batch(self, encoded, reuse, namespace, settings, store)
 
     # ---- used by running generations, under the lock
 
@@ -277,30 +277,24 @@ class HybridLM:
         begin = time.perf_counter()
         plan = self.cache.lookup(ids, namespace, reuse, self.backbone.topology, self.backbone.costs)
         timings.lookup = time.perf_counter() - begin
-        sequence = Sequence(self.backbone, self.cache, namespace, capacity, store)
         try:
-            sequence.restore(plan, ids, self.prefill_chunk)
-        except Exception:
-            sequence.abandon()
+            sequence = self._restored(plan, ids, namespace, capacity, store)
+        except BaseException as error:
             self.cache.release(plan)
-            if plan.matched == 0:
+            if plan.matched == 0 or not isinstance(error, Exception):
                 raise
             log.exception("Loading %d cached tokens failed; the prompt is computed instead.", plan.matched)
             plan = without_reuse(plan, "load_failed")
-            sequence = Sequence(self.backbone, self.cache, namespace, capacity, store)
-            sequence.restore(plan, ids)
+            sequence = self._restored(plan, ids, namespace, capacity, store)
         timings.copy, timings.replay = sequence.copy_seconds, sequence.replay_seconds
         return sequence, plan
 
-    @property
-    def lock(self) -> threading.Lock:
-        """Held while the model runs."""
-        return self._lock
-
-
-def _common_prefix(sequences: list[list[int]]) -> int:
-    first, *others = sequences
-    for index, token in enumerate(first):
-        if any(index >= len(other) or other[index] != token for other in others):
-            return index
-    return len(first)
+    def _restored(self, plan: ReplayPlan, ids: list[int], namespace: Namespace, capacity: int, store: bool) -> Sequence:
+        sequence = Sequence(self.backbone, self.cache, namespace, capacity, store)
+        try:
+            sequence.restore(plan, ids, self.prefill_chunk)
+        except BaseException:
+            sequence.wait_loaded()
+            sequence.abandon()
+            raise
+        return sequence

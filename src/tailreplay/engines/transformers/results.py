@@ -25,7 +25,9 @@ class ReuseReport:
     exact : bool
         Whether the states equal those of a full prefill.
     provenance : str
-        Of the answer: "exact" or "approximate (depth n)", with n replays behind it.
+        Of the answer: "exact" or "approximate (depth n)".
+    depth : int
+        Approximate replays behind the answer; 0 if there is none.
     miss_reason : str
         Why nothing was reused; "" on a hit.
     stop : str
@@ -39,6 +41,7 @@ class ReuseReport:
     ratio: float | None
     exact: bool
     provenance: str
+    depth: int
     miss_reason: str
     stop: str
     shared: int = 0
@@ -48,8 +51,8 @@ class ReuseReport:
         return asdict(self)
 
     def with_shared(self, prompt_tokens: int, shared: int) -> ReuseReport:
-        """Return the report of a batch member that took `shared` tokens over."""
-        return replace(self, prompt_tokens=prompt_tokens, shared=shared)
+        """Return the report of a batch member that took `shared` tokens over: nothing was replayed again for it."""
+        return replace(self, prompt_tokens=prompt_tokens, shared=shared, replayed=0 if shared else self.replayed)
 
 
 def report_of(plan: ReplayPlan) -> ReuseReport:
@@ -62,6 +65,7 @@ def report_of(plan: ReplayPlan) -> ReuseReport:
         ratio=plan.ratio,
         exact=plan.exact,
         provenance=str(plan.provenance),
+        depth=plan.provenance.depth,
         miss_reason=plan.miss_reason,
         stop=plan.stop,
     )

@@ -36,6 +36,8 @@ class Sampling:
         Of this generation's own random generator.
     stop : tuple of str
         Strings that end the answer and are not part of it.
+    ignore_eos : bool
+        Go on after the model's end tokens, for load tests.
 
     Raises
     ------
@@ -49,6 +51,7 @@ class Sampling:
     top_k: int = 0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         _check(self.max_new_tokens >= 1, "max_tokens", f"must be at least 1, got {self.max_new_tokens}")

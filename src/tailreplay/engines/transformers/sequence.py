@@ -7,7 +7,8 @@ import time
 
 import torch
 
-from tailreplay.cache import Chain, PrefixCache
+from tailreplay.cache import PrefixCache
+from tailreplay.chain import Chain
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.capture import Sink
@@ -84,16 +85,19 @@ class Sequence:
             entry.reserve(plan.matched, keys.token(device), values.token(device))
             for entry, (keys, values) in zip(self._backbone.kv(self._past), layout.kv, strict=True)
         ]
-        with copies.copying():
-            for index, (keys, values) in enumerate(rows):
-                reader.keys_values(index, keys, values)
-        copied = time.perf_counter()
-        replay(self._backbone, self._past, ids[: plan.matched], plan.tails, read_hidden, chunk)
-        if self._chain is not None and self._chain.tokens < plan.matched:
-            # The hit ends inside a page: the next page needs these hiddens again.
-            for group, pending in enumerate(self._pending):
-                pending.append(read_hidden(group, self._chain.tokens, plan.matched)[0])
-        copies.wait()
+        try:
+            with copies.copying():
+                for index, (keys, values) in enumerate(rows):
+                    reader.keys_values(index, keys, values)
+            copied = time.perf_counter()
+            replay(self._backbone, self._past, ids[: plan.matched], plan.tails, read_hidden, chunk)
+            if self._chain is not None and self._chain.tokens < plan.matched:
+                # The hit ends inside a page: the next page needs these hiddens again.
+                for group, pending in enumerate(self._pending):
+                    pending.append(read_hidden(group, self._chain.tokens, plan.matched)[0])
+        finally:
+            # Also when replay fails: nothing may reuse the buffers before the copies into them have ended.
+            copies.wait()
         self.copy_seconds = copied - begin
         self.replay_seconds = time.perf_counter() - copied
         self.tokens = list(ids[: plan.matched])

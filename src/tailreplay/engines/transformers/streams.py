@@ -14,10 +14,11 @@ class CopyStream:
     Parameters
     ----------
     device : torch.device
-        Where the copies go. On anything but CUDA the copies run in line and `wait` does nothing.
+        Where the copies go. On anything but CUDA the copies run in line and the other calls do nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._done = torch.cuda.Event() if self._stream is not None else None
 
@@ -27,18 +28,21 @@ class CopyStream:
         if self._stream is None or self._done is None:
             yield
             return
-        self._stream.wait_stream(torch.cuda.current_stream())
+        # The device is named throughout: the current stream is that of the current device, which may be another.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            yield
-            self._done.record()
+            try:
+                yield
+            finally:
+                self._done.record()
 
     def wait(self) -> None:
         """Make the current stream wait for the copies: one event, no host synchronisation."""
         if self._done is not None:
-            torch.cuda.current_stream().wait_event(self._done)
+            torch.cuda.current_stream(self._device).wait_event(self._done)
 
     def synchronize(self) -> None:
-        """Block the host until every copy so far has ended, so that their source pages may be released."""
+        """Block the host until every copy so far has ended, so that its source and target may be let go."""
         if self._done is not None:
             self._done.synchronize()
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self._device).synchronize()

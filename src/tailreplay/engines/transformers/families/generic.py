@@ -8,6 +8,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from tailreplay.engines.transformers import compat
+from tailreplay.errors import UnsupportedModelError
 from tailreplay.topology import Topology
 
 
@@ -42,8 +43,18 @@ class Family:
         return None
 
     def layers(self, model: PreTrainedModel) -> torch.nn.ModuleList:
-        """Return the decoder layers, in order."""
-        layers: torch.nn.ModuleList = model.get_decoder().layers
+        """Return the decoder layers, in order.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If the model does not keep them where the library's newer models do.
+        """
+        layers = getattr(model.get_decoder(), "layers", None)
+        if not isinstance(layers, torch.nn.ModuleList):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is not supported: its layers are not in a list 'layers'."
+            )
         return layers
 
     def mixer(self, layer: torch.nn.Module) -> torch.nn.Module:

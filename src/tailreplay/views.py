@@ -1,0 +1,36 @@
+"""Reading what a plan matched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailreplay.plan import ReplayPlan
+
+if TYPE_CHECKING:
+    import torch
+
+    from tailreplay.tiers.host import HostArena
+
+
+class PagesView:
+    """The bytes behind a plan, made by `PrefixCache.fetch`; valid until the plan is released."""
+
+    def __init__(self, arena: HostArena, plan: ReplayPlan) -> None:
+        self._arena = arena
+        self._slots = [page.slot for page in plan.pages]
+        self._matched = plan.matched
+
+    def keys_values(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Copy the matched keys and values of the `index`-th attention layer into `keys` and `values`.
+
+        Parameters
+        ----------
+        keys, values : torch.Tensor
+            Shapes ``(m, kv_heads, head_dim)``, mutated. Copies to a CUDA device are asynchronous.
+        """
+        for part, out in zip(self._arena.layout.kv[index], (keys, values), strict=True):
+            self._arena.read(part, self._slots, 0, self._matched, out)
+
+    def hidden(self, index: int, start: int, stop: int, out: torch.Tensor) -> None:
+        """Copy hiddens ``start .. stop-1`` of the `index`-th stored group into `out`, shape ``(stop - start, d)``."""
+        self._arena.read(self._arena.layout.hidden[index], self._slots, start, stop, out)
