@@ -40,7 +40,9 @@ BODIES = {
     "top_p of zero": ({"top_p": 0}, "top_p", "must be in (0, 1]"),
     "top_p above one": ({"top_p": 1.1}, "top_p", "must be in (0, 1]"),
     "top_k below zero": ({"top_k": -1}, "top_k", "must not be negative"),
-    "huge seed": ({"seed": 1 << 64}, "seed", "less than"),
+    "huge seed": ({"seed": 1 << 64}, "seed", "must fit 64 bits"),
+    "seed below the least": ({"seed": -(1 << 63)}, "seed", "must fit 64 bits"),
+    "ignore_eos in words": ({"ignore_eos": "yes"}, "ignore_eos", "valid boolean, got 'yes'"),
     "stop of numbers": ({"stop": [1]}, "stop", "a string or a list of strings"),
     "stream in words": ({"stream": "yes"}, "stream", "valid boolean, got 'yes'"),
     "usage in words": ({"stream_options": {"include_usage": "y"}}, "stream_options.include_usage", "valid boolean"),
@@ -192,7 +194,8 @@ def test_harmless_and_neutral_fields_are_ignored(http: httpx.Client) -> None:
 
 
 def test_extreme_but_valid_values(http: httpx.Client) -> None:
-    for fields in ({"temperature": 1e-30}, {"temperature": 1e30}, {"top_p": 1e-30}, {"top_k": 10**9}, {"seed": -1}):
+    seeds = ({"seed": seed} for seed in (-1, (1 << 63) - 1, 1 - (1 << 63)))
+    for fields in ({"temperature": 1e-30}, {"temperature": 1e30}, {"top_p": 1e-30}, {"top_k": 10**9}, *seeds):
         body = {**PROMPT, "temperature": 1.0, **fields}
         assert http.post("/v1/completions", json=body).status_code == 200, fields
 

@@ -20,7 +20,7 @@ import pytest
 from tests.server.conftest import MAX_QUEUE, Server
 from tests.server.test_bad_input import refused, still_answers
 from tests.server.test_modes import metrics
-from tests.server.texts import KEYS, document, question
+from tests.server.texts import KEYS, document, filler, question
 
 LONG: dict[str, Any] = {
     "prompt": "It was a long way to the old house.",
@@ -90,14 +90,20 @@ def test_leaving_before_the_request_is_complete(server: Server, http: httpx.Clie
     still_answers(http)
 
 
-def test_what_was_computed_before_leaving_is_reused(server: Server, http: httpx.Client) -> None:
-    salt = "left"
-    with streaming(server, cache_salt=salt) as lines:
-        next(lines)
+def test_what_was_computed_before_leaving_is_reused(server: Server, http: httpx.Client, tokenizer: Any) -> None:
+    prompt = filler(90, 12)
+    text = ""
+    with streaming(server, cache_salt="left", prompt=prompt) as lines:
+        while len(tokenizer.encode(text)) < 20:
+            event = next(line for line in lines if line)
+            text += json.loads(event.removeprefix("data: "))["choices"][0]["text"]
     wait_for(http, idle)
-    body = {**LONG, "max_tokens": 1, "cache_salt": salt, "prompt": LONG["prompt"] * 4}
-    http.post("/v1/completions", json=body).raise_for_status()
-    assert http.post("/v1/completions", json=body).json()["tailreplay"]["stop"] == "end"
+    ids = tokenizer.encode(prompt + text)
+    assert len(tokenizer.encode(prompt)) > 64
+    body = {**LONG, "max_tokens": 1, "cache_salt": "left", "prompt": prompt + text, "tailreplay": {"store": False}}
+    report = http.post("/v1/completions", json=body).raise_for_status().json()["tailreplay"]
+    # A token is sent before it is computed: of the last one that was read nothing may be there.
+    assert (report["matched"], report["stop"]) == (len(ids) - 1, "end")
 
 
 def test_leaving_the_queue_frees_the_place(server: Server, http: httpx.Client) -> None:

@@ -62,12 +62,14 @@ def test_exact_after_replay_uses_exact_pages_only(caller: Caller, tokenizer: Any
     assert (again.cached, again.report["exact"]) == (1599, True)
 
 
-def test_exact_finds_nothing_where_all_is_approximate(caller: Caller, tokenizer: Any) -> None:
+def test_exact_takes_the_exact_tokens_of_a_page_that_another_request_filled_up(caller: Caller, tokenizer: Any) -> None:
     ids = ids_of(tokenizer, 55, 400)
     caller.complete(ids)
     longer = [*ids, *ids_of(tokenizer, 56, 400)]
-    caller.complete(longer)
-    assert caller.complete(longer, mode="exact").cached == 400
+    # Goes on inside the seventh page, which is then there twice: 16 exact tokens, and 64 that replay stands behind.
+    assert caller.complete(longer).report["provenance"] == "approximate (depth 1)"
+    report = caller.complete(longer, mode="exact", store=False).report
+    assert (report["matched"], report["exact"], report["stop"]) == (400, True, "approximate")
 
 
 def test_short_hits_are_exact(caller: Caller, tokenizer: Any) -> None:

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from tailreplay.cache import PrefixCache
 from tailreplay.cli import main
 from tailreplay.metrics import Metrics
+from tailreplay.modes import parse_replay
 from tailreplay.server.app import create_app
 from tailreplay.server.worker import Worker
 from tests.server.conftest import Server
@@ -104,6 +105,19 @@ def test_right_key(guarded: TestClient) -> None:
     assert guarded.get("/v1/models/some/model", headers=headers).status_code == 200
     guarded.get("/v1/models")
     assert 'outcome="unauthorized"} 1.0' in guarded.get("/metrics", headers=headers).text
+
+
+def test_requests_are_refused_while_the_worker_does_not_run() -> None:
+    def stream(prompt: str, **_: Any) -> str:
+        return prompt
+
+    cache, backbone = PrefixCache("1MiB"), SimpleNamespace(max_tokens=64)
+    lm: Any = SimpleNamespace(cache=cache, backbone=backbone, reuse=parse_replay(0.05), min_tail=64, stream=stream)
+    metrics = Metrics()
+    http = TestClient(create_app(lm, Worker(metrics, 0), metrics, "some/model"))
+    error = refused(http.post("/v1/completions", json={"prompt": "Hello."}), 503, "shutting down", None)
+    assert error["code"] == "closing"
+    assert 'outcome="closing"} 1.0' in http.get("/metrics").text
 
 
 def test_health_needs_no_key(guarded: TestClient) -> None:

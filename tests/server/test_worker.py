@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ import pytest
 from tailreplay.engines.transformers.results import GenerationResult, ReuseReport
 from tailreplay.metrics import Metrics
 from tailreplay.server.errors import ClosingError, QueueFullError
+from tailreplay.server.service import to_loop
 from tailreplay.server.worker import Ended, Event, Finished, Job, Piece, Worker
 
-REPORT = ReuseReport(5, 0, 0, "replay", 0.05, True, "exact", "unseen_prefix", "unseen")
+REPORT = ReuseReport(5, 0, 0, "replay", 0.05, True, "exact", 0, "unseen_prefix", "unseen")
 
 
 class Scripted:
@@ -39,14 +41,20 @@ class Scripted:
 
 
 class Sent:
-    """A job with its script and the events that came of it."""
+    """A job with its script and the events that came of it; each event that is a `refuse` is refused with an error."""
 
-    def __init__(self, error: Exception | None = None, count: int = 1) -> None:
+    def __init__(self, error: Exception | None = None, count: int = 1, refuse: type[Event] | None = None) -> None:
         cancelled = threading.Event()
         self.scripts = [Scripted(cancelled, error) for _ in range(count)]
         self._events: queue.Queue[Event] = queue.Queue()
         generations: Any = self.scripts
-        self.job = Job(generations, cancelled, self._events.put)
+        self.job = Job(generations, cancelled, self._take)
+        self._refuse = refuse
+
+    def _take(self, event: Event) -> None:
+        if self._refuse is not None and isinstance(event, self._refuse):
+            raise RuntimeError("Event loop is closed")
+        self._events.put(event)
 
     def let_go(self) -> None:
         for script in self.scripts:
@@ -147,6 +155,103 @@ def test_failure_ends_one_request_only(start: Callable[[int], Worker]) -> None:
         assert sent.outcome() == outcome
 
 
+class Unfinished(Scripted):
+    """Ends without a result."""
+
+    @property
+    def result(self) -> GenerationResult:
+        raise RuntimeError("no result")
+
+    @result.setter
+    def result(self, _: GenerationResult | None) -> None: ...
+
+
+def answers(worker: Worker) -> bool:
+    """Whether the worker still runs jobs."""
+    sent = Sent()
+    sent.let_go()
+    worker.submit(sent.job)
+    return sent.outcome() == "completed"
+
+
+def test_no_result_is_a_failure(start: Callable[[int], Worker]) -> None:
+    worker, sent = start(1), Sent()
+    generations: Any = [Unfinished(sent.job.cancelled)]
+    sent.job.generations = generations
+    generations[0].go.set()
+    worker.submit(sent.job)
+    assert sent.outcome() == "failed"
+    assert answers(worker)
+
+
+@pytest.mark.parametrize("name", ["prompt", "answer"])
+def test_answer_that_cannot_be_counted_fails(
+    start: Callable[[int], Worker], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    worker, sent = start(1), Sent()
+    with monkeypatch.context() as broken:
+        broken.setattr(Metrics, name, fail)
+        sent.let_go()
+        worker.submit(sent.job)
+        assert sent.outcome() == "failed"
+    assert answers(worker)
+
+
+def test_end_that_cannot_be_counted_is_told(start: Callable[[int], Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, sent = start(1), Sent()
+    with monkeypatch.context() as broken:
+        broken.setattr(Metrics, "request", fail)
+        sent.let_go()
+        worker.submit(sent.job)
+        assert sent.outcome() == "completed"
+    assert answers(worker)
+
+
+@pytest.mark.parametrize("refuse", [Piece, Finished])
+def test_client_that_refuses_an_answer_is_told_the_end(start: Callable[[int], Worker], refuse: type[Event]) -> None:
+    worker, sent = start(1), Sent(refuse=refuse)
+    sent.let_go()
+    worker.submit(sent.job)
+    assert sent.outcome() == "failed"
+    assert answers(worker)
+
+
+def test_client_that_refuses_the_end_holds_nobody_up(start: Callable[[int], Worker]) -> None:
+    worker, running, waiting, last = start(3), Sent(refuse=Ended), Sent(refuse=Ended), Sent()
+    worker.submit(running.job)
+    running.let_go()
+    assert answers(worker)
+    blocking = Sent()
+    for sent in (blocking, waiting, last):
+        worker.submit(sent.job)
+    assert blocking.scripts[0].begun.wait(60)
+    worker.close()
+    blocking.let_go()
+    assert [blocking.outcome(), last.outcome()] == ["closing", "closing"]
+
+
+def test_nothing_is_taken_while_the_thread_does_not_run() -> None:
+    worker = Worker(Metrics(), 1)
+    with pytest.raises(ClosingError):
+        worker.submit(Sent().job)
+    assert worker.waiting == 0
+
+
+def test_events_for_a_loop_that_closes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def begin() -> tuple[asyncio.AbstractEventLoop, Callable[[Event], None]]:
+        return asyncio.get_running_loop(), to_loop(asyncio.Queue())
+
+    loop, emit = asyncio.run(begin())
+    with monkeypatch.context() as meanwhile:
+        # As it would have answered a moment before it closed.
+        meanwhile.setattr(loop, "is_closed", lambda: False)
+        emit(Ended("closing"))
+
+
+def fail(*_: object, **__: object) -> None:
+    raise RuntimeError("broken")
+
+
 def test_closing_ends_all(start: Callable[[int], Worker]) -> None:
     worker, first, second = start(1), Sent(), Sent()
     worker.submit(first.job)
@@ -160,3 +265,16 @@ def test_closing_ends_all(start: Callable[[int], Worker]) -> None:
         worker.submit(Sent().job)
     worker.join()
     assert not worker.alive
+
+
+def test_closing_is_one_outcome() -> None:
+    metrics = Metrics()
+    worker, first, second = Worker(metrics, 1), Sent(), Sent()
+    worker.start()
+    worker.submit(first.job)
+    worker.submit(second.job)
+    assert first.scripts[0].begun.wait(60)
+    worker.close()
+    first.let_go()
+    worker.join()
+    assert b'tailreplay_requests_total{outcome="closing"} 2.0' in metrics.render()
