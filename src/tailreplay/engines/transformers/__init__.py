@@ -1,7 +1,12 @@
 """The transformers engine: capture, replay and generation on Hugging Face models."""
 
-from tailreplay.engines.transformers.lm import HybridLM
-from tailreplay.engines.transformers.loading import model_path
-from tailreplay.engines.transformers.results import GenerationResult, ReuseReport, Timings
+from tailreplay import torchvision_shim
+
+# Before the library is imported: it imports torchvision where there is one, usable or not.
+torchvision_shim.install()
+
+from tailreplay.engines.transformers.lm import HybridLM  # noqa: E402
+from tailreplay.engines.transformers.loading import model_path  # noqa: E402
+from tailreplay.engines.transformers.results import GenerationResult, ReuseReport, Timings  # noqa: E402
 
 __all__ = ["GenerationResult", "HybridLM", "ReuseReport", "Timings", "model_path"]

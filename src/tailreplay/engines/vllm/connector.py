@@ -11,6 +11,7 @@ from tailreplay.engines.vllm.messages import StepMetadata, StepReport
 from tailreplay.engines.vllm.plugin import tapped_model
 from tailreplay.engines.vllm.scheduler import SchedulerSide
 from tailreplay.engines.vllm.settings import parse_settings
+from tailreplay.engines.vllm.stats import TailReplayPromMetrics, TailReplayStats
 from tailreplay.engines.vllm.worker import WorkerSide
 
 
@@ -50,6 +51,19 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduling.finished(request, block_ids)
+
+    def get_kv_connector_stats(self) -> TailReplayStats | None:
+        return TailReplayStats(self._scheduler.take_stats()) if self._scheduler is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TailReplayStats:
+        return TailReplayStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> TailReplayPromMetrics:
+        return TailReplayPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ---- worker
 

@@ -30,9 +30,6 @@ _models: list[weakref.ref[TappedModel]] = []
 
 def register() -> None:
     """Register the architectures with vLLM. Called by vLLM in every process, possibly more than once."""
-    from tailreplay.engines.vllm import torchvision_shim
-
-    torchvision_shim.install()
     from vllm import ModelRegistry
 
     for architecture, name in ARCHITECTURES.items():

@@ -46,6 +46,7 @@ class SchedulerSide:
         self._puts: dict[int, tuple[str, Page, Page]] = {}
         self._tag = 0
         self._warned = False
+        self._evictions = 0
         self.counts: Counter[str] = Counter()
 
     # ---- look-up
@@ -128,8 +129,9 @@ class SchedulerSide:
                 self._stored(tag)
             for tag in sorted(report.failed, reverse=True):
                 self._failed(tag)
-            self.counts["load_microseconds"] += int(report.load_seconds * 1e6)
-            self.counts["replay_microseconds"] += int(report.replay_seconds * 1e6)
+            if report.load_seconds or report.replay_seconds:
+                self.counts["load_microseconds"] += int(report.load_seconds * 1e6)
+                self.counts["replay_microseconds"] += int(report.replay_seconds * 1e6)
         failures = set(failed)
         for request in received:
             tracked = self._requests.get(request)
@@ -154,6 +156,8 @@ class SchedulerSide:
             return False, None
         tracked.in_flight = False
         answer = {"tailreplay": tracked.report} if tracked.report is not None else None
+        # Streams and answers that end at a stop string do not carry transfer parameters: the log has it for every request.
+        log.info("request %s: %s", request.request_id, tracked.report)
         if tracked.loading:
             return False, answer  # vLLM waits for the load; it is forgotten when that has ended
         puts: list[Put] = []
@@ -170,6 +174,20 @@ class SchedulerSide:
         self._finals.append((tracked, puts))
         self._close(tracked)
         return True, answer
+
+    def take_stats(self) -> dict[str, Any]:
+        """Return the counts since the last call, and the sizes now."""
+        counts, self.counts = dict(self.counts), Counter()
+        evictions = self.catalog.evictions - self._evictions
+        self._evictions = self.catalog.evictions
+        if evictions:
+            counts["evicted_pages"] = evictions
+        sizes = {
+            "bytes_used": self.catalog.bytes_used,
+            "bytes_limit": self._settings.host_bytes,
+            "pages": self.catalog.pages,
+        }
+        return {"counts": counts, "sizes": sizes} if counts else {}
 
     # ---- inside: requests
 

@@ -1,5 +1,5 @@
 """On PYTHONPATH of vLLM's processes: Python runs it before anything else is imported."""
 
-from tailreplay.engines.vllm import torchvision_shim
+from tailreplay import torchvision_shim
 
 torchvision_shim.install()

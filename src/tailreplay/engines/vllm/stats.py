@@ -1,0 +1,84 @@
+"""Counters of the connector on vLLM's own /metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailreplay.engines.vllm.compat import KVConnectorPromMetrics, KVConnectorStats
+
+# Name of the count (a prefix before ":" is one series by reason) -> series, help, label.
+SERIES = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were looked up.", None),
+    "hit_tokens": ("hit_tokens", "Prompt tokens that were reused.", None),
+    "replayed_tokens": ("replayed_tokens", "Reused tokens that ran through the linear layers again.", None),
+    "hit": ("hits", "Requests that reused something, by what their states are.", "provenance"),
+    "miss": ("misses", "Requests that reused nothing, by why.", "reason"),
+    "refused": ("refused_pages", "Pages that were not stored, by why.", "reason"),
+    "evicted_pages": ("evicted_pages", "Pages that made room for others.", None),
+    "bad_params": ("bad_params", "Requests whose tailreplay parameters were ignored since they were wrong.", None),
+    "load_microseconds": ("load_microseconds", "Time spent copying cached keys and values into place.", None),
+    "replay_microseconds": ("replay_microseconds", "Time spent replaying.", None),
+}
+GAUGES = {
+    "bytes_used": ("cache_bytes", "Bytes of cached pages in host memory."),
+    "bytes_limit": ("cache_limit_bytes", "Hard limit of that."),
+    "pages": ("cache_pages", "Cached pages."),
+}
+
+
+class TailReplayStats(KVConnectorStats):  # type: ignore[misc]
+    """Counts since the last interval in ``data["counts"]``, sizes now in ``data["sizes"]``. Crosses processes."""
+
+    def reset(self) -> None:
+        """Forget the counts."""
+        self.data: dict[str, Any] = {}
+
+    def aggregate(self, other: TailReplayStats) -> TailReplayStats:
+        """Add another interval's counts; its sizes are newer."""
+        counts = dict(self.data.get("counts", {}))
+        for name, value in other.data.get("counts", {}).items():
+            counts[name] = counts.get(name, 0) + value
+        return TailReplayStats({"counts": counts, "sizes": other.data.get("sizes") or self.data.get("sizes", {})})
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return what the periodic log line shows."""
+        counts = self.data.get("counts", {})
+        return {name: counts.get(name, 0) for name in ("prompt_tokens", "hit_tokens", "replayed_tokens")}
+
+    def is_empty(self) -> bool:
+        """Whether nothing happened."""
+        return not self.data.get("counts")
+
+
+class TailReplayPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+    """Registers the series of `SERIES` and `GAUGES` under ``vllm:tailreplay_``."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {
+            name: self._counter_cls(
+                name=f"vllm:tailreplay_{series}",
+                documentation=text,
+                labelnames=[*labelnames, *([label] if label else [])],
+            )
+            for name, (series, text, label) in SERIES.items()
+        }
+        self._gauges = {
+            name: self._gauge_cls(name=f"vllm:tailreplay_{series}", documentation=text, labelnames=labelnames)
+            for name, (series, text) in GAUGES.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add one interval's counts and show the sizes."""
+        labels = self.per_engine_labelvalues[engine_idx]
+        for name, value in transfer_stats_data.get("counts", {}).items():
+            series, _, reason = name.partition(":")
+            self._counters[series].labels(*labels, *([reason] if reason else [])).inc(value)
+        for name, value in transfer_stats_data.get("sizes", {}).items():
+            self._gauges[name].labels(*labels).set(value)
