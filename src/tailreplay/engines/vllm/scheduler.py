@@ -39,7 +39,6 @@ class SchedulerSide:
         self._page_size = geometry.block_size
         self.catalog = Catalog(self._page_size, settings.host_bytes, geometry.page_bytes)
         self._requests: dict[str, Tracked] = {}
-        self._awaited: set[str] = set()
         self._loads: list[Load] = []
         self._finals: list[tuple[Tracked, list[Put]]] = []
         self._forgets: list[str] = []
@@ -227,14 +226,13 @@ class SchedulerSide:
         """Whether another request is just computing much more of this one's prefix than is matched yet."""
         if tracked.options.reuse.mode == "off" or time.monotonic() - tracked.first_asked > self._settings.prefix_wait:
             return False
-        for name, other in self._requests.items():
-            if other is tracked or not other.is_prefilling or other.namespace != tracked.namespace:
+        for other in self._requests.values():
+            if other is tracked or not other.is_storing_prompt or other.namespace != tracked.namespace:
                 continue
             common = min(common_tokens(other.prompt, ids), len(ids) // 4 - 1)
             if tracked.options.reuse.mode == "exact" and not other.provenance.is_exact:
                 continue
             if common - matched >= _WORTH_WAITING and common >= self._settings.min_match:
-                self._awaited.add(name)
                 return True
         return False
 
@@ -250,7 +248,6 @@ class SchedulerSide:
     def _forget(self, tracked: Tracked) -> None:
         self._release_plan(tracked)
         self._close(tracked)
-        self._awaited.discard(tracked.request.request_id)
         self._requests.pop(tracked.request.request_id, None)
 
     def _set_plan(self, tracked: Tracked, plan: ReplayPlan) -> None:
@@ -323,8 +320,8 @@ class SchedulerSide:
         ends_prefill = tracked.computed >= tracked.request.num_prompt_tokens and not tracked.ended_prefill
         if ends_prefill and tracked.page is not None:
             tracked.ended_prefill = True
-            if tracked.request.request_id in self._awaited:
-                # Somebody waits for this prompt: let him have its end too, not only its full pages.
+            # Let others have the prompt's end at once, not only when this answer has ended.
+            if tracked.request.num_prompt_tokens - tracked.stored >= self._settings.min_match:
                 self._put_rest(tracked, blocks, puts)
 
     def _put_rest(self, tracked: Tracked, blocks: list[int], puts: list[Put]) -> None:
@@ -347,6 +344,7 @@ class SchedulerSide:
         if admission.fill is not None:
             self._tag += 1
             self._puts[self._tag] = (tracked.request.request_id, admission.fill, admission.page)
+            tracked.puts += 1
             block = blocks[start // self._page_size]
             puts.append(Put(self._tag, tracked.request.request_id, admission.fill.slot, block, start, count))
         if whole:
@@ -369,9 +367,10 @@ class SchedulerSide:
     def _stored(self, tag: int) -> None:
         entry = self._puts.pop(tag, None)
         if entry is not None:
-            _, fill, page = entry
+            request, fill, page = entry
             self.catalog.commit(fill)
             self.catalog.unpin((page,))
+            self._landed(request)
 
     def _failed(self, tag: int) -> None:
         """Give up a page that could not be stored, and all that were to follow it."""
@@ -386,3 +385,9 @@ class SchedulerSide:
         for later in sorted((t for t, e in self._puts.items() if e[0] == request and t >= tag), reverse=True):
             _, fill, _ = self._puts.pop(later)
             self.catalog.abort(fill)
+            self._landed(request)
+
+    def _landed(self, request: str) -> None:
+        tracked = self._requests.get(request)
+        if tracked is not None:
+            tracked.puts -= 1

@@ -37,7 +37,9 @@ class Tracked:
     in_flight : bool
         Whether it has blocks and has not ended.
     ended_prefill : bool
-        Whether the page at the end of the prompt was stored for those who wait.
+        Whether the page at the end of the prompt was stored.
+    puts : int
+        Pages that the worker has not confirmed yet.
     first_asked : float
         Monotonic time of the first look-up; bounds the wait for another request's prefix.
     """
@@ -55,9 +57,12 @@ class Tracked:
     provenance: Provenance = EXACT
     in_flight: bool = False
     ended_prefill: bool = False
+    puts: int = 0
     report: dict[str, Any] | None = None
 
     @property
-    def is_prefilling(self) -> bool:
-        """Whether part of the prompt is still to be computed, so that others may wait for it."""
-        return self.in_flight and self.page is not None and self.computed < self.request.num_prompt_tokens
+    def is_storing_prompt(self) -> bool:
+        """Whether more of the prompt will be in the cache soon, so that others may wait for it."""
+        if not self.in_flight or self.page is None:
+            return False
+        return self.computed < self.request.num_prompt_tokens or self.puts > 0
