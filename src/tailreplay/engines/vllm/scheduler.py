@@ -14,7 +14,7 @@ from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, Step
 from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.errors import InvalidRequestError
-from tailreplay.keys import Namespace, common_tokens, token_bytes
+from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, token_bytes
 from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan, without_reuse
 from tailreplay.provenance import EXACT
@@ -41,6 +41,8 @@ class SchedulerSide:
         self._requests: dict[str, Tracked] = {}
         self._loads: list[Load] = []
         self._finals: list[tuple[Tracked, list[Put]]] = []
+        # Requests that have ended and whose last pages are not confirmed yet.
+        self._landing: dict[str, Tracked] = {}
         self._forgets: list[str] = []
         self._puts: dict[int, tuple[str, Page, Page]] = {}
         self._tag = 0
@@ -57,6 +59,8 @@ class SchedulerSide:
         """
         tracked = self._track(request)
         self._release_plan(tracked)
+        if tracked.load_failed:
+            return 0, False  # what failed once would fail again: computed this time
         ids = token_bytes(list(request.all_token_ids))
         reuse = tracked.options.reuse
         found = self.catalog.match(
@@ -141,6 +145,7 @@ class SchedulerSide:
             if request in failures and plan is not None:
                 log.warning("Loading %d cached tokens failed; the request is computed instead.", plan.matched)
                 plan = without_reuse(plan, "load_failed")
+                tracked.load_failed = True
                 self._close(tracked)
                 self._open(tracked, plan)
             self._report(tracked, plan)
@@ -163,6 +168,7 @@ class SchedulerSide:
         if tracked.page is not None:
             # The last sampled token was never computed.
             tracked.computed = min(request.num_computed_tokens, request.num_tokens - 1)
+            tracked.expected = token_bytes(list(request.all_token_ids)[: tracked.computed])
             attention = blocks[self._geometry.attention_group]
             self._seal(tracked, attention, puts)
             self._put_rest(tracked, attention, puts)
@@ -172,6 +178,7 @@ class SchedulerSide:
             return False, answer
         self._finals.append((tracked, puts))
         self._close(tracked)
+        self._landing[request.request_id] = tracked
         return True, answer
 
     def take_stats(self) -> dict[str, Any]:
@@ -197,7 +204,7 @@ class SchedulerSide:
             options = self._options(given)
             namespace = self._namespace(request)
             prompt = token_bytes(list(request.all_token_ids)[: request.num_prompt_tokens])
-            tracked = Tracked(request, namespace, options, prompt, time.monotonic())
+            tracked = Tracked(request, namespace, options, expected=prompt, first_asked=time.monotonic())
             self._requests[request.request_id] = tracked
         return tracked
 
@@ -226,13 +233,17 @@ class SchedulerSide:
         """Whether another request is just computing much more of this one's prefix than is matched yet."""
         if tracked.options.reuse.mode == "off" or time.monotonic() - tracked.first_asked > self._settings.prefix_wait:
             return False
-        for other in self._requests.values():
-            if other is tracked or not other.is_storing_prompt or other.namespace != tracked.namespace:
+        exact_only = tracked.options.reuse.mode == "exact"
+        limit = len(ids) // TOKEN_BYTES - 1
+        for other in (*self._requests.values(), *self._landing.values()):
+            if other is tracked or not other.is_storing or other.namespace != tracked.namespace:
                 continue
-            common = min(common_tokens(other.prompt, ids), len(ids) // 4 - 1)
-            if tracked.options.reuse.mode == "exact" and not other.provenance.is_exact:
+            if exact_only and not other.provenance.is_exact:
                 continue
-            if common - matched >= _WORTH_WAITING and common >= self._settings.min_match:
+            common = min(common_tokens(other.expected, ids), limit)
+            # What is just landing is there in a step or two; a prefill takes longer and must be worth the wait.
+            worth = _WORTH_WAITING if other.in_flight else 1
+            if common - matched >= worth and common >= self._settings.min_match:
                 return True
         return False
 
@@ -388,6 +399,8 @@ class SchedulerSide:
             self._landed(request)
 
     def _landed(self, request: str) -> None:
-        tracked = self._requests.get(request)
+        tracked = self._requests.get(request) or self._landing.get(request)
         if tracked is not None:
             tracked.puts -= 1
+            if not tracked.puts:
+                self._landing.pop(request, None)

@@ -20,8 +20,8 @@ class Tracked:
     ----------
     request : vllm Request
         Read, never changed.
-    prompt : bytes
-        Encoded prompt tokens (see `tailreplay.keys.token_bytes`).
+    expected : bytes
+        Encoded tokens (see `tailreplay.keys.token_bytes`) that will be in the cache: its prompt; at its end, all of them.
     plan : ReplayPlan or None
         Its pages are pinned while it is here: from the look-up until the load has ended.
     loading : bool
@@ -40,6 +40,8 @@ class Tracked:
         Whether the page at the end of the prompt was stored.
     puts : int
         Pages that the worker has not confirmed yet.
+    load_failed : bool
+        Whether a load failed: it is not tried again for this request.
     first_asked : float
         Monotonic time of the first look-up; bounds the wait for another request's prefix.
     """
@@ -47,7 +49,7 @@ class Tracked:
     request: Any
     namespace: Namespace
     options: RequestOptions
-    prompt: bytes
+    expected: bytes
     first_asked: float
     plan: ReplayPlan | None = None
     loading: bool = False
@@ -58,11 +60,12 @@ class Tracked:
     in_flight: bool = False
     ended_prefill: bool = False
     puts: int = 0
+    load_failed: bool = False
     report: dict[str, Any] | None = None
 
     @property
-    def is_storing_prompt(self) -> bool:
-        """Whether more of the prompt will be in the cache soon, so that others may wait for it."""
-        if not self.in_flight or self.page is None:
-            return False
-        return self.computed < self.request.num_prompt_tokens or self.puts > 0
+    def is_storing(self) -> bool:
+        """Whether more of `expected` will be in the cache soon, so that others may wait for it."""
+        if self.puts:
+            return True
+        return self.in_flight and self.page is not None and self.computed < self.request.num_prompt_tokens

@@ -1,0 +1,173 @@
+"""A vLLM engine in this process, to look inside, and a vLLM server, to talk to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailreplay import torchvision_shim
+from tailreplay.engines.vllm.launch import environment, server_command, transfer_config
+
+torchvision_shim.install()
+os.environ.update({name: value for name, value in environment({}).items() if name not in os.environ})
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
+
+BUNDLED = Path(__file__).parents[2] / "src" / "tailreplay" / "bundled"
+READY_SECONDS = 240
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with slow-decaying states, so that forgetting cannot hide an error."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("slow")
+    for path in BUNDLED.iterdir():
+        shutil.copyfile(path, folder / path.name)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in weights.items():
+        if name.endswith("A_log"):
+            weights[name] = torch.empty_like(tensor).uniform_(0.001, 0.05, generator=generator).log_()
+        elif name.endswith("dt_bias"):
+            weights[name] = torch.zeros_like(tensor)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@dataclass
+class Finished:
+    """What one request left."""
+
+    tokens: list[int]
+    cached: int
+    report: dict[str, Any]
+    states: dict[str, list[Any]]
+
+
+class Engine:
+    """vLLM in this process, one request at a time, with the states of each at its end."""
+
+    def __init__(self, model: Path, **settings: Any) -> None:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        from vllm import LLM
+
+        self.llm = LLM(
+            str(model),
+            dtype="bfloat16",
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            max_model_len=8192,
+            max_num_batched_tokens=2048,
+            kv_transfer_config=transfer_config(settings),
+        )
+        self.worker = get_kv_transfer_group()._worker
+        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.deciding = self.scheduler.connector._scheduler
+        self.block = self.deciding.catalog.page_size
+
+    def run(self, ids: list[int], *, chunk: int = 0, max_tokens: int = 1, **options: Any) -> Finished:
+        """Compute `ids`; `chunk` limits how many tokens a step computes of them."""
+        from vllm import SamplingParams
+
+        seen: dict[str, Any] = {}
+        connector = self.scheduler.connector
+        original = connector.request_finished_all_groups
+
+        def finished(request: Any, blocks: Any) -> Any:
+            seen["states"] = self.worker._states.read(
+                {group: blocks[group][0] for group in self.worker._geometry.state_groups}
+            )
+            return original(request, blocks)
+
+        self.scheduler.scheduler_config.long_prefill_token_threshold = chunk
+        connector.request_finished_all_groups = finished
+        try:
+            params = SamplingParams(
+                max_tokens=max_tokens,
+                temperature=0,
+                ignore_eos=True,
+                extra_args={"kv_transfer_params": {"tailreplay": options}},
+            )
+            (out,) = self.llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        finally:
+            connector.request_finished_all_groups = original
+            self.scheduler.scheduler_config.long_prefill_token_threshold = 0
+        report = (out.kv_transfer_params or {}).get("tailreplay", {})
+        return Finished(list(out.outputs[0].token_ids), out.num_cached_tokens, report, seen["states"])
+
+
+@pytest.fixture(scope="session")
+def engine(slow_model: Path) -> Engine:
+    """The slow-decaying model, matches of any length."""
+    return Engine(slow_model, host_bytes="64MiB", min_match=1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """A vLLM server with the connector, on the bundled model."""
+
+    def __init__(self, log: Path, settings: dict[str, Any], *extra: str) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.log = log
+        port = int(self.url.rsplit(":", 1)[1])
+        arguments = ["--enforce-eager", "--max-model-len", "8192", *extra]
+        command = server_command(str(BUNDLED), "bundled", "127.0.0.1", port, settings, arguments, cpu=True)
+        base = {key: value for key, value in os.environ.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+        env = environment({**base, "VLLM_LOGGING_LEVEL": "INFO", "VLLM_CPU_KVCACHE_SPACE": "1"})
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True, cwd=log.parent
+            )
+        self._wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=2).close()
+                return
+            except OSError:
+                time.sleep(0.2)
+        pytest.fail(f"the vLLM server did not start:\n{self.log.read_text()[-4000:]}")
+
+    def metrics(self) -> dict[str, float]:
+        """Return our series, by name and labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if line.startswith("vllm:tailreplay_")]
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+    def close(self) -> None:
+        """End the server and its processes."""
+        os.killpg(self.process.pid, 15)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, 9)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the bundled model."""
+    running = Server(tmp_path_factory.mktemp("server") / "log", {"host_bytes": "256MiB", "min_match": 16})
+    yield running
+    running.close()

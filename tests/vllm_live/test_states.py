@@ -1,0 +1,154 @@
+"""States after a hit against those of a cold run, inside a vLLM engine."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import pytest
+
+from tests.vllm_live.conftest import Engine, Finished
+
+RANDOM = random.Random(0)
+BASE = [RANDOM.randrange(3, 1000) for _ in range(2900)]
+
+
+def error(a: Finished, b: Finished) -> float:
+    """||a - b|| / ||b|| over all states of one kind, the worse of convolution and recurrence."""
+    worst = 0.0
+    for kind in range(2):
+        wrong = sum(
+            float((a.states[name][kind].double() - b.states[name][kind].double()).norm() ** 2) for name in a.states
+        )
+        worst = max(worst, (wrong / sum(float(s[kind].double().norm() ** 2) for s in b.states.values())) ** 0.5)
+    return worst
+
+
+def after(m: int) -> list[int]:
+    """A prompt that shares exactly m tokens with `BASE`."""
+    return [*BASE[:m], 3 + (BASE[m] - 2) % 997]
+
+
+@pytest.fixture(scope="module")
+def stored(engine: Engine) -> Engine:
+    """The engine with `BASE` in its cache."""
+    engine.run(BASE, mode="off")
+    engine.run([5, 6, 7], mode="off", store=False)  # a step in which the last page lands
+    return engine
+
+
+def prefix(stored: Engine, name: str) -> int:
+    return {"B-1": stored.block - 1, "B": stored.block, "B+1": stored.block + 1}.get(name) or int(name)
+
+
+@pytest.mark.parametrize("name", ["33", "B-1", "B", "B+1", "777", "2817"])
+def test_an_exact_hit_has_the_states_of_a_cold_run(stored: Engine, name: str) -> None:
+    m = prefix(stored, name)
+    prompt = after(m)
+    cold = stored.run(prompt, mode="off", store=False)
+    other = stored.run(prompt, chunk=max(16, m // 3), mode="off", store=False)
+    hit = stored.run(prompt, mode="exact", store=False)
+    assert hit.cached == hit.report["matched"] == hit.report["replayed"] == m
+    assert hit.report["exact"]
+    # The noise floor: cold against cold with other chunks. What little it is below one step's rounding does not count.
+    assert error(hit, cold) < max(2 * error(other, cold), 0.02)
+
+
+def test_a_replayed_hit_is_closer_the_more_it_replays(stored: Engine) -> None:
+    prompt = after(2000)
+    cold = stored.run(prompt, mode="off", store=False)
+    zero = stored.run(prompt, mode="zero")
+    hits = [stored.run(prompt, mode="replay", ratio=ratio, store=False) for ratio in (0.05, 0.3, 1.0)]
+    assert [hit.report["replayed"] for hit in hits] == [100, 600, 2000]
+    assert [hit.report["exact"] for hit in hits] == [False, False, True]
+    errors = [error(zero, cold), *(error(hit, cold) for hit in hits)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.3
+    assert errors[-1] < 0.05
+
+
+def test_a_tail_longer_than_a_steps_budget_goes_on_in_the_next(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = after(1500)
+    whole = stored.run(prompt, mode="exact", store=False)
+    monkeypatch.setattr(stored.worker, "_budget", 400)
+    parts = stored.run(prompt, mode="exact", store=False)
+    assert parts.report["replayed"] == 1500
+    assert error(parts, whole) < 0.05
+
+
+def test_generated_tokens_are_reused_and_stay_exact(stored: Engine) -> None:
+    prompt = [*BASE[:300], 7, 8, 9]
+    answer = stored.run(prompt, max_tokens=40, mode="exact")
+    stored.run([5, 6, 7], mode="off", store=False)
+    longer = [*prompt, *answer.tokens, 11]
+    hit = stored.run(longer, mode="exact", store=False)
+    # The last sampled token was never computed.
+    assert hit.report["matched"] == len(prompt) + 39
+    cold = stored.run(longer, mode="off", store=False)
+    assert error(hit, cold) < 0.05
+
+
+def test_what_follows_an_approximate_hit_is_approximate(stored: Engine) -> None:
+    block = stored.block
+    prompt = [*BASE[: 2 * block], *(3 + i % 900 for i in range(block + 20))]
+    first = stored.run(prompt, mode="replay", ratio=0.1)
+    assert not first.report["exact"]
+    stored.run([5, 6, 7], mode="off", store=False)
+    longer = [*prompt, 4]
+    assert stored.run(longer, mode="replay", store=False).report["matched"] == len(prompt)
+    exact = stored.run(longer, mode="exact", store=False)
+    assert exact.report["matched"] == 2 * block
+    assert exact.report["exact"]
+
+
+def test_salts_are_kept_apart(stored: Engine) -> None:
+    # A salt is vLLM's own request field, part of the prompt.
+    ids = after(500)
+    assert stored.run(ids, mode="replay", store=False).report["matched"] == 500
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=1, temperature=0)
+    (out,) = stored.llm.generate([{"prompt_token_ids": ids, "cache_salt": "tenant"}], params, use_tqdm=False)
+    assert out.num_cached_tokens == 0
+
+
+def test_a_load_that_fails_is_recomputed(
+    stored: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = after(700)
+    cold = stored.run(prompt, mode="off", store=False)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the page is gone")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(stored.worker._arena, "read", broken)
+        failed = stored.run(prompt, mode="exact", store=False)
+    assert failed.report["miss_reason"] == "load_failed"
+    assert failed.report["matched"] == 0
+    assert error(failed, cold) < 0.02
+    assert stored.deciding.catalog.pinned == 0
+    assert stored.run(prompt, mode="exact", store=False).report["matched"] == 700
+
+
+def test_a_store_that_fails_is_counted_and_nothing_is_matched(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [9, 8, 7, *BASE[:1200]]
+    pages = stored.deciding.catalog.pages
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored.worker._arena, "write", broken)
+        stored.run(prompt, mode="off")
+        stored.run([5, 6, 7], mode="off", store=False)
+    assert stored.deciding.catalog.pages == pages
+    assert stored.deciding.catalog.pinned == 0
+    assert stored.run([*prompt, 4], mode="exact", store=False).report["miss_reason"] == "unseen_prefix"
+
+
+def test_wrong_parameters_are_ignored_with_one_warning(stored: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="vllm.tailreplay"):
+        for _ in range(2):
+            assert stored.run(after(600), mode="sometimes").report["mode"] == "replay"
