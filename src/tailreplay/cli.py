@@ -35,10 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"tailreplay {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="see: tailreplay COMMAND --help")
-    chosen = parser.parse_args(argv)
+    own, extra = _split(sys.argv[1:] if argv is None else list(argv))
+    chosen = parser.parse_args(own)
+    if extra and chosen.command != "serve":
+        parser.error("arguments after -- are for 'serve --engine vllm' only")
     try:
         command = import_module(f"tailreplay.commands.{chosen.command}")
-        status: int = command.run(command.parser().parse_args(chosen.arguments))
+        status: int = command.run(command.parser().parse_args(chosen.arguments, argparse.Namespace(extra=extra)))
     except TailReplayError as error:
         print(f"tailreplay: {error}", file=sys.stderr)
         return 2
@@ -51,6 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Cut at the first ``--``: what comes after is for another program."""
+    if "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
 
 
 if __name__ == "__main__":

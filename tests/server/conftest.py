@@ -18,7 +18,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from tailreplay.engines.transformers.loading import BUNDLED
+from tailreplay.loading import BUNDLED
 from tests.server.caller import Caller
 
 MAX_QUEUE = 3

@@ -61,9 +61,8 @@ class Engine:
     """vLLM in this process, one request at a time, with the states of each at its end."""
 
     def __init__(self, model: Path, **settings: Any) -> None:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
         from vllm import LLM
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         self.llm = LLM(
             str(model),

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from tailreplay.engines.transformers import HybridLM
 
 
+PHASES = ("lookup_ms", "copy_ms", "replay_ms", "query_ms", "loaded_mib")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--shape", default="qwen3.5-0.8b", help="random weights in this shape (qwen3.5-0.8b, tiny)")
     parser.add_argument("--model", help="a folder or hub id instead of a shape")
+    parser.add_argument("--engine", default="transformers", choices=["transformers", "vllm"])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="matched tokens")
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.05], help="shares of the prefix to replay")
@@ -31,25 +35,31 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
     import torch
 
-    lm = _load(arguments)
-    rows = []
-    for length in arguments.lengths:
-        for ratio in arguments.ratios:
-            print(f"measuring {length} tokens at r = {ratio:g} …", file=sys.stderr, flush=True)
-            rows.append(_measure(lm, arguments, length, ratio))
-        lm.cache.clear()
+    _check_shape(arguments)
+    if arguments.engine == "vllm":
+        from tailreplay.bench.ttft_vllm import measure
+
+        rows = measure(arguments)
+    else:
+        lm = _load(arguments)
+        rows = []
+        for length in arguments.lengths:
+            for ratio in arguments.ratios:
+                print(f"measuring {length} tokens at r = {ratio:g} …", file=sys.stderr, flush=True)
+                rows.append(_measure(lm, arguments, length, ratio))
+            lm.cache.clear()
     name = arguments.model or f"{arguments.shape} shape, random weights"
     report = {
         "model": name,
-        "engine": "transformers",
+        "engine": arguments.engine,
         "dtype": arguments.dtype,
-        "device": str(lm.backbone.device),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.processor() or platform.machine(),
         "query": arguments.query,
         "repeats": arguments.repeats,
-        "rows": [{"model": name, "engine": "transformers", **row} for row in rows],
+        "rows": [{"model": name, "engine": arguments.engine, **row} for row in rows],
     }
     if arguments.json:
         print(json.dumps(report))
@@ -58,21 +68,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_shape(arguments: argparse.Namespace) -> None:
+    from tailreplay.bench.shapes import SHAPES
+    from tailreplay.errors import InvalidRequestError
+
+    if not arguments.model and arguments.shape not in SHAPES:
+        raise InvalidRequestError(f"Unknown shape {arguments.shape!r}; known are {', '.join(SHAPES)}.")
+
+
 def _load(arguments: argparse.Namespace) -> HybridLM:
     import torch
 
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
-    from tailreplay.errors import InvalidRequestError
 
     cache = PrefixCache(arguments.host_bytes)
     dtype = getattr(torch, arguments.dtype)
     if arguments.model:
         return HybridLM.from_pretrained(arguments.model, cache=cache, dtype=dtype)
-    from tailreplay.bench.shapes import SHAPES, random_model
+    from tailreplay.bench.shapes import random_model
 
-    if arguments.shape not in SHAPES:
-        raise InvalidRequestError(f"Unknown shape {arguments.shape!r}; known are {', '.join(SHAPES)}.")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return HybridLM(random_model(arguments.shape, dtype).to(device), cache=cache)
 
@@ -123,7 +138,7 @@ def _print_table(report: dict[str, Any]) -> None:
     from tailreplay.commands.console import console
 
     title = (
-        f"{report['model']}, {report['dtype']}, {report['device']}, {report['threads']} threads, "
+        f"{report['engine']}: {report['model']}, {report['dtype']}, {report['device']}, {report['threads']} threads, "
         f"{report['query']}-token query, medians of {report['repeats']}"
     )
     table = Table(title=title)
@@ -150,6 +165,6 @@ def _print_table(report: dict[str, Any]) -> None:
             f"{row['hit_ms']:.0f}",
             f"{row['speedup']:.1f}x",
             f"{row['limit']:.1f}x",
-            *(f"{row[name]:.1f}" for name in ("lookup_ms", "copy_ms", "replay_ms", "query_ms", "loaded_mib")),
+            *(f"{row[name]:.1f}" if name in row else "" for name in PHASES),
         )
     console().print(table)

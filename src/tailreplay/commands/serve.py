@@ -33,6 +33,12 @@ def parser() -> argparse.ArgumentParser:
         out.add_argument(flag, default=default, type=type(default or ""), metavar=metavar, help=text + shown)
 
     out.add_argument("model", nargs="?", default="bundled", metavar="MODEL", help="folder, hub id or 'bundled'")
+    out.add_argument(
+        "--engine",
+        default="transformers",
+        choices=("transformers", "vllm", "auto"),
+        help="'vllm' serves many requests at once; arguments after -- go to it; 'auto' takes it if it is installed",
+    )
     add("--host", "127.0.0.1", "ADDRESS", "where to listen")
     add("--port", 8000, "PORT", "0 takes a free one")
     add("--host-bytes", "4GiB", "SIZE", "limit of the cache in host memory")
@@ -50,6 +56,13 @@ def parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until a signal comes."""
+    if args.engine != "transformers":
+        from tailreplay.commands import serve_vllm
+
+        if args.engine == "vllm" or serve_vllm.is_installed():
+            return serve_vllm.run(args, args.extra)
+    if args.extra:
+        raise TailReplayError("Arguments after -- go to vLLM: add --engine vllm.")
     from tailreplay.metrics import Metrics
     from tailreplay.server.app import create_app
     from tailreplay.server.serving import bind, serve, url_of

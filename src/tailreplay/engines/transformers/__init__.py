@@ -6,7 +6,7 @@ from tailreplay import torchvision_shim
 torchvision_shim.install()
 
 from tailreplay.engines.transformers.lm import HybridLM  # noqa: E402
-from tailreplay.engines.transformers.loading import model_path  # noqa: E402
 from tailreplay.engines.transformers.results import GenerationResult, ReuseReport, Timings  # noqa: E402
+from tailreplay.loading import model_path  # noqa: E402
 
 __all__ = ["GenerationResult", "HybridLM", "ReuseReport", "Timings", "model_path"]

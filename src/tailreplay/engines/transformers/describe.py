@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.families.registry import family_of
-from tailreplay.engines.transformers.loading import load_errors, model_path
+from tailreplay.loading import load_errors, model_path
 
 
 def describe(model: str | os.PathLike[str], dtype: torch.dtype | None = None, **kwargs: Any) -> Backbone:

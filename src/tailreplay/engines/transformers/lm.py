@@ -16,13 +16,13 @@ from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.batch import generate_batch
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.generation import Generation
-from tailreplay.engines.transformers.loading import load_errors, model_path
 from tailreplay.engines.transformers.locking import lock_of
 from tailreplay.engines.transformers.results import GenerationResult, Timings
 from tailreplay.engines.transformers.sampling import Sampling, sampling_from
 from tailreplay.engines.transformers.sequence import Sequence
 from tailreplay.errors import InvalidRequestError
 from tailreplay.keys import Namespace
+from tailreplay.loading import load_errors, model_path
 from tailreplay.modes import Reuse, parse_replay
 from tailreplay.plan import ReplayPlan, without_reuse
 

@@ -192,6 +192,7 @@ class SchedulerSide:
             "bytes_used": self.catalog.bytes_used,
             "bytes_limit": self._settings.host_bytes,
             "pages": self.catalog.pages,
+            "pinned": self.catalog.pinned,
         }
         return {"counts": counts, "sizes": sizes} if counts else {}
 

@@ -23,6 +23,7 @@ GAUGES = {
     "bytes_used": ("cache_bytes", "Bytes of cached pages in host memory."),
     "bytes_limit": ("cache_limit_bytes", "Hard limit of that."),
     "pages": ("cache_pages", "Cached pages."),
+    "pinned": ("cache_pinned_pages", "Pages that a request needs now."),
 }
 
 

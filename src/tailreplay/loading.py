@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tailreplay.errors import UnsupportedModelError
 
-BUNDLED = Path(__file__).resolve().parents[2] / "bundled"
+BUNDLED = Path(__file__).resolve().parent / "bundled"
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
