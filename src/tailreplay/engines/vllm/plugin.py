@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = {
     "Qwen3_5ForCausalLM": "Qwen3_5",
     "Qwen3_5MoeForCausalLM": "Qwen3_5Moe",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5Vision",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeVision",
     "Qwen3NextForCausalLM": "Qwen3Next",
 }
 
