@@ -103,3 +103,4 @@ def _memory() -> Finding:
         return Finding(
             False, f"{format_bytes(total)} of memory is little for a cache of 4 GiB: use a smaller --host-bytes."
         )
+    return Finding(True, f"{format_bytes(total)} of memory; the cache takes 4 GiB unless --host-bytes says otherwise.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError
 
 import pytest
@@ -12,19 +13,27 @@ from tailreplay.cli import main
 GOOD = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
 
 
-def bad_lines(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> list[str]:
+def pretend(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], plugins: Sequence[str] = ("tailreplay",)
+) -> None:
+    """Let the doctor see these packages and plugins instead of the real ones."""
+
     def version(name: str) -> str:
         if name not in installed:
             raise PackageNotFoundError(name)
         return installed[name]
 
     monkeypatch.setattr(doctor, "version", version)
-    monkeypatch.setattr(doctor, "entry_points", lambda group: [EntryPoint("tailreplay", "x", group)])
+    monkeypatch.setattr(doctor, "entry_points", lambda group: [EntryPoint(name, "x", group) for name in plugins])
+
+
+def bad_lines() -> list[str]:
     return [finding.text for finding in doctor.examine() if not finding.good]
 
 
 def test_a_good_environment_has_nothing_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bad_lines(monkeypatch, GOOD) == []
+    pretend(monkeypatch, GOOD)
+    assert bad_lines() == []
 
 
 @pytest.mark.parametrize(
@@ -37,25 +46,30 @@ def test_a_good_environment_has_nothing_bad(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_what_will_not_work_is_said(monkeypatch: pytest.MonkeyPatch, change: dict[str, str], message: str) -> None:
-    (line,) = bad_lines(monkeypatch, {**GOOD, **change})
+    pretend(monkeypatch, {**GOOD, **change})
+    (line,) = bad_lines()
     assert message in line
 
 
 def test_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bad_lines(monkeypatch, {}) == [
-        "The transformers engine is not installed: pip install 'tailreplay[transformers]'."
-    ]
+    pretend(monkeypatch, {})
+    (line,) = bad_lines()
+    assert line.startswith("The transformers engine is not installed: pip install")
+
+
+def test_a_plugin_that_is_not_registered_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {**GOOD, "vllm": "0.32.0"}, plugins=[])
+    (line,) = bad_lines()
+    assert "will not load the plugin" in line
 
 
 def test_the_command_fails_when_something_is_bad(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        doctor, "version", lambda name: GOOD.get(name) or (_ for _ in ()).throw(PackageNotFoundError(name))
-    )
+    pretend(monkeypatch, GOOD)
     assert main(["doctor"]) == 0
     assert "ok  torch 2.13.0+cpu, transformers 5.19.0." in capsys.readouterr().out
-    monkeypatch.setitem(GOOD, "torch", "1.0")
+    pretend(monkeypatch, {**GOOD, "torch": "1.0"})
     assert main(["doctor"]) == 1
     assert "BAD torch 1.0 is too old" in capsys.readouterr().out
 
