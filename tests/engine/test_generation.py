@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from tailreplay import HybridLM, InvalidRequestError, PrefixCache
+from tailreplay import HybridLM, InvalidRequestError, PrefixCache, UnsupportedModelError
 from tailreplay.tiers.host import HostArena
 from tests.engine.tiny_models import random_ids, tiny_model
 
@@ -266,11 +266,12 @@ def test_end_tokens_can_be_ignored(tiny: HybridLM, monkeypatch: pytest.MonkeyPat
         ("", {}, "no tokenizer"),
         ([97], {}, "0 to 96"),
         ([-1, 5], {}, "0 to 96"),
-        ([3] * 4096, {}, "at most 4096"),
+        ([3] * 4096, {}, "at most 4095"),
         ([3, 4], {"max_new_tokens": 0}, "at least 1"),
         ([3, 4], {"temperature": -1.0}, "negative"),
         ([3, 4], {"top_p": 0.0}, r"\(0, 1\]"),
-        ([3, 4], {"top_k": -1}, "negative"),
+        ([3, 4], {"top_k": -2}, "at least 0"),
+        (None, {}, "must be a text or a list"),
         ([3, 4], {"seed": 1 << 70}, "64 bits"),
         ([3, 4], {"replay": 0}, r"\(0, 1\]"),
         ([3, 4], {"replay": 1.5}, r"\(0, 1\]"),
@@ -287,6 +288,28 @@ def test_bad_input_is_refused_in_one_sentence(
 def test_an_empty_text_is_refused(bundled: HybridLM) -> None:
     with pytest.raises(InvalidRequestError, match="empty"):
         bundled.generate("")
+
+
+def test_a_text_that_is_far_too_long_is_refused_before_it_is_tokenised(
+    bundled: HybridLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(bundled.tokenizer), "encode", lambda *_, **__: pytest.fail("tokenised"))
+    with pytest.raises(InvalidRequestError, match="at most 8191"):
+        bundled.generate("word " * 2_000_000)
+
+
+@pytest.mark.parametrize("device", ["cuda:9", "gpu"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"'{device}' cannot be used: [^\\n]+$"):
+        HybridLM.from_pretrained("bundled", device=device)
+
+
+def test_a_stream_can_be_closed(bundled: HybridLM) -> None:
+    stream = bundled.stream(NEEDLE, max_new_tokens=50, stop=[], salt="close")
+    assert next(iter(stream))
+    stream.close()
+    assert bundled.cache.stats().pinned == 0
+    assert bundled.generate(NEEDLE, max_new_tokens=8, salt="close").text == "48213"
 
 
 def test_an_empty_batch_is_refused(tiny: HybridLM) -> None:

@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 1 <= arguments.questions <= len(_NAMES):
         raise InvalidRequestError(f"The demo asks 1 to {len(_NAMES)} questions, got {arguments.questions}.")
+    _check_picture(arguments.out)
     quiet_library()
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
@@ -145,10 +146,21 @@ def _print(lm: HybridLM, document: str, tallies: dict[str, Tally], questions: in
     )
 
 
+def _check_picture(path: Path) -> None:
+    """Refuse now what could not be written after the run."""
+    from tailreplay.errors import InvalidRequestError
+
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InvalidRequestError(f"The picture must be a .png, .svg or .pdf file, got '{path}'.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise InvalidRequestError(f"The picture cannot be written to '{path}': {error}") from error
+
+
 def _draw(tallies: dict[str, Tally], questions: int, path: Path) -> None:
     import matplotlib
-
-    from tailreplay.errors import InvalidRequestError
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -176,9 +188,5 @@ def _draw(tallies: dict[str, Tally], questions: int, path: Path) -> None:
     right.legend()
     figure.suptitle("One long document, several questions")
     figure.tight_layout()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise InvalidRequestError(f"The picture could not be written to '{path}': {error}") from error
+    figure.savefig(path, dpi=120)
     print(f"picture: {path}")

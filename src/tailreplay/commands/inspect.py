@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--ratio", type=float, default=0.05, help="share of the prefix to replay, in (0, 1]")
     parser.add_argument("--query", type=int, default=64, help="tokens after the matched prefix")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384, 32768, 131072])
+    parser.add_argument("--dtype", help="count in this dtype, like bfloat16, instead of the config's own")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
 
@@ -34,9 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.query < 1 or min(arguments.lengths) < 1:
         raise InvalidRequestError("Lengths and the query must be at least one token.")
     quiet_library()
+    import torch
+
     from tailreplay.engines.transformers.describe import describe
 
-    report = _report(describe(arguments.model), arguments)
+    dtype = getattr(torch, arguments.dtype or "", None)
+    if arguments.dtype and not isinstance(dtype, torch.dtype):
+        raise InvalidRequestError(f"'{arguments.dtype}' is not a dtype: bfloat16, float16 or float32, say.")
+    report = _report(describe(arguments.model, dtype), arguments)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -79,6 +85,7 @@ def _report(backbone: Backbone, arguments: argparse.Namespace) -> dict[str, Any]
     return {
         "model": str(arguments.model),
         "model_type": backbone.config.model_type,
+        "dtype": str(backbone.model.dtype).removeprefix("torch."),
         "ratio": arguments.ratio,
         "query": arguments.query,
         "layers": len(topology.kinds),
@@ -98,7 +105,7 @@ def _print(report: dict[str, Any]) -> None:
 
     out = console()
     out.print(
-        f"[bold]{report['model']}[/bold] ({report['model_type']}): {report['layers']} layers, "
+        f"[bold]{report['model']}[/bold] ({report['model_type']}, {report['dtype']}): {report['layers']} layers, "
         f"{len(report['attention_layers'])} of them full attention, {len(report['groups'])} groups"
     )
     if report["groups"]:

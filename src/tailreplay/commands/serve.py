@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
             print("tailreplay: anybody who reaches this address may use the model: see --api-key.", file=sys.stderr)
 
         def ready() -> None:
-            size = format_bytes(cache.host_bytes)
+            tokens = cache.host_bytes // lm.backbone.layout.page_bytes * cache.page_size
+            size = f"{format_bytes(cache.host_bytes)} for {tokens:,} tokens"
             print(f"tailreplay: serving {name} at {url}/v1 ({_words(reuse)}, cache of {size}).", flush=True)
 
         serve(app, worker, listener, ready)

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jinja2 import TemplateError
 
 from tailreplay.engines.transformers import HybridLM
-from tailreplay.engines.transformers.lm import Prompt
+from tailreplay.engines.transformers.prompts import Prompt
 from tailreplay.errors import InvalidRequestError
 from tailreplay.server.errors import ApiError, error_of
 from tailreplay.server.responses import ChatFormat, CompletionFormat

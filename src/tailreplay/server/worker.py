@@ -206,10 +206,11 @@ class Worker:
             self._metrics.answer(len(result.tokens), job.queued + result.timings.first_token)
         cached = f"{reuse.matched} from the cache ({reuse.mode}, {reuse.replayed} replayed, {reuse.provenance})"
         log.info(
-            "%d prompt tokens, %s; first token after %.0f ms; %d tokens, %s",
+            "%d prompt tokens, %s; first token after %.0f ms%s; %d tokens, %s",
             reuse.prompt_tokens,
             f"none from the cache ({reuse.miss_reason})" if reuse.miss_reason else cached,
-            1000 * (job.queued + result.timings.first_token),
+            1000 * result.timings.first_token,
+            f" and {1000 * job.queued:.0f} ms in the queue" if job.queued > 0.01 else "",
             len(result.tokens),
             result.finish_reason,
         )

@@ -1,7 +1,14 @@
 """The transformers engine: capture, replay and generation on Hugging Face models."""
 
+import os
+import sys
+
 from tailreplay import torchvision_shim
 
+if "torch" not in sys.modules:
+    # Read when torch loads its OpenMP: idle threads that spin make a busy machine of few cores many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # Before the library is imported: it imports torchvision where there is one, usable or not.
 torchvision_shim.install()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,6 +49,7 @@ class Generation:
         self._cancel = cancel
         self._trunk = trunk
         self._result: GenerationResult | None = None
+        self._pieces: Generator[str, None, None] | None = None
         self._limit = sampling.max_new_tokens
         longest = lm.backbone.max_tokens
         if longest is not None:
@@ -62,6 +63,16 @@ class Generation:
         return self._result
 
     def __iter__(self) -> Iterator[str]:
+        if self._pieces is None:
+            self._pieces = self._locked()
+        return self._pieces
+
+    def close(self) -> None:
+        """End the generation where it is and let other requests run. Without effect on one that has ended."""
+        if self._pieces is not None:
+            self._pieces.close()
+
+    def _locked(self) -> Generator[str, None, None]:
         begin = time.perf_counter()
         with self._lm.lock:
             yield from self._run(begin)

@@ -17,6 +17,7 @@ from tailreplay.engines.transformers.batch import generate_batch
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.generation import Generation
 from tailreplay.engines.transformers.locking import lock_of
+from tailreplay.engines.transformers.prompts import Prompt, PromptEncoder
 from tailreplay.engines.transformers.results import GenerationResult, Timings
 from tailreplay.engines.transformers.sampling import Sampling, sampling_from
 from tailreplay.engines.transformers.sequence import Sequence
@@ -27,7 +28,6 @@ from tailreplay.modes import Reuse, parse_replay
 from tailreplay.plan import ReplayPlan, without_reuse
 
 log = logging.getLogger("tailreplay")
-Prompt = str | list[int]
 ReplayArgument = float | str | Reuse | None
 
 
@@ -81,6 +81,8 @@ class HybridLM:
         self.backbone = Backbone(model, self.cache.page_size)
         self.cache.bind(self.backbone.layout, pin=self.backbone.device.type == "cuda")
         self.fingerprint = self.backbone.fingerprint()
+        vocabulary = model.get_input_embeddings().num_embeddings
+        self._encoder = PromptEncoder(tokenizer, vocabulary, self.backbone.max_tokens)
         self.lock = lock_of(model)
         if not self.backbone.topology.is_hybrid:
             log.warning("This model has no linear layers: the cache is a plain prefix cache, and every hit is exact.")
@@ -124,37 +126,12 @@ class HybridLM:
     # ---- prompts
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Return the prompt's token ids, checked against the vocabulary and the model's longest sequence.
-
-        Raises
-        ------
-        InvalidRequestError
-            If the prompt is empty, too long, or holds an id outside the vocabulary.
-        """
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise InvalidRequestError("This model has no tokenizer: give token ids.", "prompt")
-            ids = list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
-        else:
-            ids = list(prompt)
-        if not ids:
-            raise InvalidRequestError("The prompt is empty.", "prompt")
-        vocabulary = self.model.get_input_embeddings().num_embeddings
-        if not all(isinstance(token, int) and 0 <= token < vocabulary for token in ids):
-            raise InvalidRequestError(f"Token ids must be integers from 0 to {vocabulary - 1}.", "prompt")
-        limit = self.backbone.max_tokens
-        if limit is not None and len(ids) >= limit:
-            raise InvalidRequestError(
-                f"The prompt has {len(ids)} tokens, but the model takes at most {limit} including the answer.", "prompt"
-            )
-        return ids
+        """Return the prompt's token ids, checked; see `PromptEncoder.encode`."""
+        return self._encoder.encode(prompt, add_special_tokens)
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """Render chat messages with the tokenizer's template and return their token ids."""
-        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
-            raise InvalidRequestError("This model has no chat template: use plain completions.", "messages")
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.encode(text, add_special_tokens=False)
+        return self._encoder.encode_chat(messages)
 
     def sampling(self, **given: Any) -> Sampling:
         """Return sampling settings, with the model's generation config for what is not given."""

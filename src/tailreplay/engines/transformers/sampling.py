@@ -31,7 +31,7 @@ class Sampling:
     temperature : float
         0 is greedy.
     top_p, top_k : float, int
-        1.0 and 0 switch them off.
+        1.0 and 0 (or -1) switch them off.
     seed : int or None
         Of this generation's own random generator.
     stop : tuple of str
@@ -58,7 +58,7 @@ class Sampling:
         _check(self.temperature >= 0, "temperature", f"must not be negative, got {self.temperature}")
         _check(0 < self.top_p <= 1, "top_p", f"must be in (0, 1], got {self.top_p}")
         _check(self.seed is None or abs(self.seed) < 1 << 63, "seed", f"must fit 64 bits, got {self.seed}")
-        _check(self.top_k >= 0, "top_k", f"must not be negative, got {self.top_k}")
+        _check(self.top_k >= -1, "top_k", f"must be at least 0, or -1 for off, got {self.top_k}")
 
 
 def _check(valid: bool, param: str, problem: str) -> None:
@@ -99,7 +99,7 @@ class Sampler:
             self._generator.seed()
         if not self._greedy:
             self._processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
-            if sampling.top_k:
+            if sampling.top_k > 0:
                 self._processors.append(TopKLogitsWarper(sampling.top_k))
             if sampling.top_p < 1:
                 self._processors.append(TopPLogitsWarper(float(sampling.top_p)))
