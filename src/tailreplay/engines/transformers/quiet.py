@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 
 
 def quiet_library() -> None:
-    """Silence transformers' warnings and progress bars (missing optional kernels, weight loading). Call before loading."""
+    """Silence transformers' warnings about optional kernels, and its progress bars where nobody watches. Call before loading."""
+    watched = sys.stderr.isatty()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if not watched:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    if not watched:
+        logging.disable_progress_bar()

@@ -12,12 +12,11 @@ from tailreplay.catalog import Catalog
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
 from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
+from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.errors import InvalidRequestError
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, token_bytes
-from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan, without_reuse
-from tailreplay.provenance import EXACT
 
 log = logging.getLogger("vllm.tailreplay")
 _WORTH_WAITING = 64
@@ -44,11 +43,10 @@ class SchedulerSide:
         # Requests that have ended and whose last pages are not confirmed yet.
         self._landing: dict[str, Tracked] = {}
         self._forgets: list[str] = []
-        self._puts: dict[int, tuple[str, Page, Page]] = {}
-        self._tag = 0
         self._warned = False
         self._evictions = 0
         self.counts: Counter[str] = Counter()
+        self._writer = PageWriter(self.catalog, settings.min_match, self.counts)
 
     # ---- look-up
 
@@ -84,12 +82,12 @@ class SchedulerSide:
         if external > 0 and plan is not None:
             tracked.loading = True
             self._loads.append(self._load(tracked, plan, blocks))
-            self._open(tracked, plan)
+            self._writer.open(tracked, plan)
         elif tracked.page is None and tracked.report is None:
             miss = plan if plan is None or plan.matched == 0 else without_reuse(plan, "not_loaded")
             self._release_plan(tracked)
             self._report(tracked, miss)
-            self._open(tracked, miss)
+            self._writer.open(tracked, miss)
 
     # ---- a step
 
@@ -120,7 +118,7 @@ class SchedulerSide:
             blocks = blocks_of(request)[self._geometry.attention_group]
             size = self._page_size
             meta.rows.append(Rows(request, start, count, blocks[start // size] * size + start % size))
-            self._seal(tracked, blocks, meta.puts)
+            self._writer.seal(tracked, blocks, meta.puts)
         meta.forgets += self._forgets
         self._forgets = []
         return meta
@@ -128,10 +126,10 @@ class SchedulerSide:
     def update(self, report: StepReport | None, received: Iterable[str], failed: Iterable[str]) -> None:
         """Take the worker's report of a step: pages that can be matched now, loads that have ended."""
         if report is not None:
-            for tag in sorted(report.stored):
-                self._stored(tag)
-            for tag in sorted(report.failed, reverse=True):
-                self._failed(tag)
+            landed = [self._writer.stored(tag) for tag in sorted(report.stored)]
+            landed += [self._writer.failed(tag) for tag in sorted(report.failed, reverse=True)]
+            for done in filter(None, landed):
+                self._landing.pop(done.request.request_id, None)
             if report.load_seconds or report.replay_seconds:
                 self.counts["load_microseconds"] += int(report.load_seconds * 1e6)
                 self.counts["replay_microseconds"] += int(report.replay_seconds * 1e6)
@@ -146,8 +144,8 @@ class SchedulerSide:
                 log.warning("Loading %d cached tokens failed; the request is computed instead.", plan.matched)
                 plan = without_reuse(plan, "load_failed")
                 tracked.load_failed = True
-                self._close(tracked)
-                self._open(tracked, plan)
+                self._writer.close(tracked)
+                self._writer.open(tracked, plan)
             self._report(tracked, plan)
             self._release_plan(tracked)
             if tracked.request.is_finished():
@@ -170,20 +168,21 @@ class SchedulerSide:
             tracked.computed = min(request.num_computed_tokens, request.num_tokens - 1)
             tracked.expected = token_bytes(list(request.all_token_ids)[: tracked.computed])
             attention = blocks[self._geometry.attention_group]
-            self._seal(tracked, attention, puts)
-            self._put_rest(tracked, attention, puts)
+            self._writer.seal(tracked, attention, puts)
+            self._writer.put_rest(tracked, attention, puts)
         if not puts:
             self._forgets.append(request.request_id)
             self._forget(tracked)
             return False, answer
         self._finals.append((tracked, puts))
-        self._close(tracked)
+        self._writer.close(tracked)
         self._landing[request.request_id] = tracked
         return True, answer
 
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now."""
-        counts, self.counts = dict(self.counts), Counter()
+        counts = dict(self.counts)
+        self.counts.clear()
         evictions = self.catalog.evictions - self._evictions
         self._evictions = self.catalog.evictions
         if evictions:
@@ -252,14 +251,14 @@ class SchedulerSide:
         """Forget what was computed for a preempted request; what is stored stays."""
         tracked = self._requests.get(request)
         if tracked is not None:
-            self._close(tracked)
+            self._writer.close(tracked)
             tracked.in_flight = False
             tracked.report = None
             forgets.append(request)
 
     def _forget(self, tracked: Tracked) -> None:
         self._release_plan(tracked)
-        self._close(tracked)
+        self._writer.close(tracked)
         self._requests.pop(tracked.request.request_id, None)
 
     def _set_plan(self, tracked: Tracked, plan: ReplayPlan) -> None:
@@ -305,69 +304,6 @@ class SchedulerSide:
             states={group: blocks[group][0] for group in self._geometry.state_groups},
         )
 
-    # ---- inside: storing
-
-    def _open(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
-        """Begin to store after the plan's last full page, or from the first token."""
-        if not tracked.options.store:
-            return
-        full = plan.matched // self._page_size if plan is not None else 0
-        page = plan.pages[full - 1] if plan is not None and full else self.catalog.root(tracked.namespace)
-        self.catalog.pin((page,))
-        tracked.page, tracked.stored = page, full * self._page_size
-        tracked.provenance = plan.provenance if plan is not None else EXACT
-        tracked.ended_prefill = False
-
-    def _close(self, tracked: Tracked) -> None:
-        if tracked.page is not None:
-            self.catalog.unpin((tracked.page,))
-            tracked.page = None
-
-    def _seal(self, tracked: Tracked, blocks: list[int], puts: list[Put]) -> None:
-        """Order puts for the pages that this step fills, as far as their token ids are known."""
-        known = min(tracked.computed, tracked.request.num_tokens)
-        size = self._page_size
-        while tracked.page is not None and tracked.stored + size <= known:
-            self._put(tracked, blocks, size, puts)
-        ends_prefill = tracked.computed >= tracked.request.num_prompt_tokens and not tracked.ended_prefill
-        if ends_prefill and tracked.page is not None:
-            tracked.ended_prefill = True
-            # Let others have the prompt's end at once, not only when this answer has ended.
-            if tracked.request.num_prompt_tokens - tracked.stored >= self._settings.min_match:
-                self._put_rest(tracked, blocks, puts)
-
-    def _put_rest(self, tracked: Tracked, blocks: list[int], puts: list[Put]) -> None:
-        """Order a put for the tokens after the last full page; the chain stays where it is."""
-        count = min(tracked.computed, tracked.request.num_tokens) - tracked.stored
-        if tracked.page is not None and count > 0:
-            self._put(tracked, blocks, count, puts)
-
-    def _put(self, tracked: Tracked, blocks: list[int], count: int, puts: list[Put]) -> None:
-        start = tracked.stored
-        ids = token_bytes(list(tracked.request.all_token_ids[start : start + count]))
-        assert tracked.page is not None
-        admission = self.catalog.admit(tracked.page, tracked.namespace, ids, tracked.provenance)
-        whole = count == self._page_size
-        if admission.page is None:
-            self.counts[f"refused:{admission.reason}"] += 1
-            if whole:
-                self._close(tracked)
-            return
-        if admission.fill is not None:
-            self._tag += 1
-            self._puts[self._tag] = (tracked.request.request_id, admission.fill, admission.page)
-            tracked.puts += 1
-            block = blocks[start // self._page_size]
-            puts.append(Put(self._tag, tracked.request.request_id, admission.fill.slot, block, start, count))
-        if whole:
-            # One pin for the put in flight (given by admit), one for the chain.
-            if admission.fill is not None:
-                self.catalog.pin((admission.page,))
-            self.catalog.unpin((tracked.page,))
-            tracked.page, tracked.stored = admission.page, start + count
-        elif admission.fill is None:
-            self.catalog.unpin((admission.page,))
-
     def _flush_finals(self, meta: StepMetadata) -> None:
         for tracked, puts in self._finals:
             meta.puts += puts
@@ -375,33 +311,3 @@ class SchedulerSide:
             meta.forgets.append(tracked.request.request_id)
             self._forget(tracked)
         self._finals = []
-
-    def _stored(self, tag: int) -> None:
-        entry = self._puts.pop(tag, None)
-        if entry is not None:
-            request, fill, page = entry
-            self.catalog.commit(fill)
-            self.catalog.unpin((page,))
-            self._landed(request)
-
-    def _failed(self, tag: int) -> None:
-        """Give up a page that could not be stored, and all that were to follow it."""
-        entry = self._puts.get(tag)
-        if entry is None:
-            return
-        request = entry[0]
-        self.counts["refused:failed"] += 1
-        tracked = self._requests.get(request)
-        if tracked is not None:
-            self._close(tracked)
-        for later in sorted((t for t, e in self._puts.items() if e[0] == request and t >= tag), reverse=True):
-            _, fill, _ = self._puts.pop(later)
-            self.catalog.abort(fill)
-            self._landed(request)
-
-    def _landed(self, request: str) -> None:
-        tracked = self._requests.get(request) or self._landing.get(request)
-        if tracked is not None:
-            tracked.puts -= 1
-            if not tracked.puts:
-                self._landing.pop(request, None)

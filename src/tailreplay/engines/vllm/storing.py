@@ -1,0 +1,125 @@
+"""Storing pages: what a request computes goes to the catalog as it fills pages."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tailreplay.catalog import Catalog
+from tailreplay.engines.vllm.messages import Put
+from tailreplay.engines.vllm.tracked import Tracked
+from tailreplay.keys import token_bytes
+from tailreplay.page import Page
+from tailreplay.plan import ReplayPlan
+from tailreplay.provenance import EXACT
+
+
+class PageWriter:
+    """Orders puts and follows them until the worker has confirmed them.
+
+    Parameters
+    ----------
+    min_match : int
+        A prompt's end that is shorter is not stored by itself.
+    counts : Counter
+        Refusals are counted here.
+    """
+
+    def __init__(self, catalog: Catalog, min_match: int, counts: Counter[str]) -> None:
+        self._catalog = catalog
+        self._page_size = catalog.page_size
+        self._min_match = min_match
+        self._counts = counts
+        self._puts: dict[int, tuple[Tracked, Page, Page]] = {}
+        self._tag = 0
+
+    def open(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
+        """Begin to store after the plan's last full page, or from the first token."""
+        if not tracked.options.store:
+            return
+        full = plan.matched // self._page_size if plan is not None else 0
+        page = plan.pages[full - 1] if plan is not None and full else self._catalog.root(tracked.namespace)
+        self._catalog.pin((page,))
+        tracked.page, tracked.stored = page, full * self._page_size
+        tracked.provenance = plan.provenance if plan is not None else EXACT
+        tracked.ended_prefill = False
+
+    def close(self, tracked: Tracked) -> None:
+        """Store no more of a request. A second call does nothing."""
+        if tracked.page is not None:
+            self._catalog.unpin((tracked.page,))
+            tracked.page = None
+
+    def seal(self, tracked: Tracked, blocks: list[int], puts: list[Put]) -> None:
+        """Order puts for the pages that this step fills, as far as their token ids are known."""
+        known = min(tracked.computed, tracked.request.num_tokens)
+        size = self._page_size
+        while tracked.page is not None and tracked.stored + size <= known:
+            self._put(tracked, blocks, size, puts)
+        ends_prefill = tracked.computed >= tracked.request.num_prompt_tokens and not tracked.ended_prefill
+        if ends_prefill and tracked.page is not None:
+            tracked.ended_prefill = True
+            # Let others have the prompt's end at once, not only when this answer has ended.
+            if tracked.request.num_prompt_tokens - tracked.stored >= self._min_match:
+                self.put_rest(tracked, blocks, puts)
+
+    def put_rest(self, tracked: Tracked, blocks: list[int], puts: list[Put]) -> None:
+        """Order a put for the tokens after the last full page; the chain stays where it is."""
+        count = min(tracked.computed, tracked.request.num_tokens) - tracked.stored
+        if tracked.page is not None and count > 0:
+            self._put(tracked, blocks, count, puts)
+
+    def _put(self, tracked: Tracked, blocks: list[int], count: int, puts: list[Put]) -> None:
+        start = tracked.stored
+        ids = token_bytes(list(tracked.request.all_token_ids[start : start + count]))
+        assert tracked.page is not None
+        admission = self._catalog.admit(tracked.page, tracked.namespace, ids, tracked.provenance)
+        whole = count == self._page_size
+        if admission.page is None:
+            self._counts[f"refused:{admission.reason}"] += 1
+            if whole:
+                self.close(tracked)
+            return
+        if admission.fill is not None:
+            self._tag += 1
+            self._puts[self._tag] = (tracked, admission.fill, admission.page)
+            tracked.puts += 1
+            block = blocks[start // self._page_size]
+            puts.append(Put(self._tag, tracked.request.request_id, admission.fill.slot, block, start, count))
+        if whole:
+            # One pin for the put in flight (given by admit), one for the chain.
+            if admission.fill is not None:
+                self._catalog.pin((admission.page,))
+            self._catalog.unpin((tracked.page,))
+            tracked.page, tracked.stored = admission.page, start + count
+        elif admission.fill is None:
+            self._catalog.unpin((admission.page,))
+
+    def stored(self, tag: int) -> Tracked | None:
+        """Let a page that the worker has be matched; returns its request if no other page of it is on its way."""
+        entry = self._puts.pop(tag, None)
+        if entry is None:
+            return None
+        tracked, fill, page = entry
+        self._catalog.commit(fill)
+        self._catalog.unpin((page,))
+        return self._landed(tracked)
+
+    def failed(self, tag: int) -> Tracked | None:
+        """Give up a page that could not be stored, and all that were to follow it; returns as `stored` does."""
+        entry = self._puts.get(tag)
+        if entry is None:
+            return None
+        tracked = entry[0]
+        self._counts["refused:failed"] += 1
+        self.close(tracked)
+        landed = None
+        for later in sorted((t for t, e in self._puts.items() if e[0] is tracked and t >= tag), reverse=True):
+            _, fill, _ = self._puts.pop(later)
+            self._catalog.abort(fill)
+            landed = self._landed(tracked)
+        return landed
+
+    @staticmethod
+    def _landed(tracked: Tracked) -> Tracked | None:
+        tracked.puts -= 1
+        return None if tracked.puts else tracked
