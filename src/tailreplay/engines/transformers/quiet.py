@@ -7,7 +7,10 @@ import sys
 
 
 def quiet_library() -> None:
-    """Silence transformers' warnings about optional kernels, and its progress bars where nobody watches. Call before loading."""
+    """Silence the library's warnings about optional kernels, and its progress bars where nobody watches.
+
+    Call it before a model is loaded.
+    """
     watched = sys.stderr.isatty()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not watched:
