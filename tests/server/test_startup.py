@@ -26,7 +26,10 @@ from tests.server.test_bad_input import refused
 
 def test_ready_line(server: Server) -> None:
     first = server.log.read_text().splitlines()[0]
-    assert first == f"tailreplay: serving bundled at {server.url}/v1 (replay of 5%, cache of 256.0 MiB for 174,720 tokens)."
+    assert (
+        first
+        == f"tailreplay: serving bundled at {server.url}/v1 (replay of 5%, cache of 256.0 MiB for 174,720 tokens)."
+    )
 
 
 def test_each_request_leaves_one_line(server: Server, http: httpx.Client) -> None:
