@@ -93,7 +93,7 @@ def test_a_benchmark_is_loaded_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert main(["bench", "ttft", "--fast"]) == 7
-    assert calls == [argparse.Namespace(benchmark="ttft", fast=True)]
+    assert calls == [argparse.Namespace(benchmark="ttft", fast=True, extra=[])]
 
 
 def test_help_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:

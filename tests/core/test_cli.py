@@ -40,7 +40,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in shown and text in shown for name, text in COMMANDS.items())
 
 
-@pytest.mark.parametrize("arguments", [["nonsense"], [], ["--nonsense"], ["bench"], ["bench", "nonsense"]])
+@pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["bench"], ["bench", "nonsense"]])
 def test_what_is_not_a_command_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
@@ -49,6 +49,20 @@ def test_what_is_not_a_command_is_refused(arguments: list[str], capsys: pytest.C
     assert shown.out == ""
     assert shown.err.splitlines()[-1].startswith("tailreplay")
     assert "error: " in shown.err.splitlines()[-1]
+
+
+def test_no_command_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+
+
+def test_arguments_for_another_program_are_for_serve_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", "--", "--x"])
+    assert "for 'serve --engine vllm' only" in capsys.readouterr().err
+    assert main(["serve", "--", "--x"]) == 2
+    assert "add --engine vllm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -99,7 +99,7 @@ def test_bench_ttft_reports_speed_and_limit(tailreplay: Run) -> None:
         (["demo", "--out", "picture.txt"], "must be a .png"),
         (["demo", "--out", "/proc/none/picture.png"], "cannot be written"),
         (["generate", "-p", "x", "--device", "gpu"], "cannot be used"),
-        (["inspect", "--dtype", "int3"], "not a dtype"),
+        (["inspect", "--dtype", "int99"], "not a dtype"),
         (["bench", "ttft", "--shape", "round"], "Unknown shape"),
     ],
 )

@@ -28,7 +28,7 @@ BODIES = {
     "mixed prompt": ({"prompt": ["a", 1]}, "prompt", "must be a string, a list of strings"),
     "boolean ids": ({"prompt": [True, False]}, "prompt", "must be a string, a list of strings"),
     "object prompt": ({"prompt": {"a": 1}}, "prompt", "must be a string, a list of strings"),
-    "long prompt": ({"prompt": [5] * 8192}, "prompt", "has 8192 tokens, but the model takes at most 8192"),
+    "long prompt": ({"prompt": [5] * 8192}, "prompt", "has 8192 tokens or more, but the model takes at most 8191"),
     "unknown id": ({"prompt": [1024]}, "prompt", "from 0 to 1023"),
     "negative id": ({"prompt": [-1]}, "prompt", "from 0 to 1023"),
     "huge id": ({"prompt": [1 << 70]}, "prompt", "from 0 to 1023"),
@@ -39,7 +39,7 @@ BODIES = {
     "temperature in words": ({"temperature": "hot"}, "temperature", "valid number, got 'hot'"),
     "top_p of zero": ({"top_p": 0}, "top_p", "must be in (0, 1]"),
     "top_p above one": ({"top_p": 1.1}, "top_p", "must be in (0, 1]"),
-    "top_k below zero": ({"top_k": -1}, "top_k", "must not be negative"),
+    "top_k below zero": ({"top_k": -2}, "top_k", "must be at least 0"),
     "huge seed": ({"seed": 1 << 64}, "seed", "must fit 64 bits"),
     "seed below the least": ({"seed": -(1 << 63)}, "seed", "must fit 64 bits"),
     "ignore_eos in words": ({"ignore_eos": "yes"}, "ignore_eos", "valid boolean, got 'yes'"),
@@ -95,7 +95,7 @@ CHATS = {
     ),
     "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "'tools' is not supported."),
     "logprobs": ({"logprobs": True}, "logprobs", "'logprobs' is not supported."),
-    "long chat": ({"messages": [{"role": "user", "content": "a b " * 9000}]}, "prompt", "takes at most 8192"),
+    "long chat": ({"messages": [{"role": "user", "content": "a b " * 9000}]}, "prompt", "takes at most 8191"),
     "unknown mode": (wish(mode="fast"), "tailreplay.mode", "one of replay, exact, zero, off, got 'fast'"),
 }
 RAW = {

@@ -98,17 +98,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace, cache: PrefixCache, reuse: Reuse) -> HybridLM:
-    import torch
-
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.engines.transformers.quiet import quiet_library
 
-    if args.device is not None:
-        try:
-            torch.empty(1, device=args.device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).split("\n")[0].rstrip(".")
-            raise TailReplayError(f"Device '{args.device}' cannot be used: {reason}.") from None
     quiet_library()
     return HybridLM.from_pretrained(
         args.model,

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from tailreplay.cache import PrefixCache
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.batch import generate_batch
+from tailreplay.engines.transformers.devices import usable_device
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.generation import Generation
 from tailreplay.engines.transformers.locking import lock_of
@@ -112,9 +113,7 @@ class HybridLM:
             Go to ``AutoModelForCausalLM.from_pretrained`` (``revision``, ``trust_remote_code`` …).
         """
         path = model_path(model)
-        where = (
-            torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        )
+        where = usable_device(device)
         shared = {name: kwargs[name] for name in ("revision", "trust_remote_code", "token") if name in kwargs}
         with load_errors(model):
             # The config first: a model that cannot be replayed is refused before its weights are read.
