@@ -42,6 +42,20 @@ def test_the_buffer_refuses_a_batch() -> None:
         PreallocatedLayer(4).update(torch.ones(2, 2, 3, 4), torch.ones(2, 2, 3, 4))
 
 
+def test_the_buffer_refuses_what_would_leave_states_behind() -> None:
+    layer = PreallocatedLayer(4)
+    layer.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    for act in (
+        lambda: layer.crop(-1),
+        layer.reset,
+        lambda: layer.batch_repeat_interleave(2),
+        lambda: layer.batch_select_indices(torch.tensor([0])),
+    ):
+        with pytest.raises(RuntimeError):
+            act()
+    assert layer.get_seq_length() == layer.keys.shape[-2] == 3
+
+
 def test_copies_run_in_line_on_cpu() -> None:
     copies, out = CopyStream(torch.device("cpu")), torch.zeros(3)
     with copies.copying():

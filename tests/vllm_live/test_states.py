@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tailreplay.engines.vllm import scheduler
 from tests.vllm_live.conftest import Engine, Finished
 
 RANDOM = random.Random(0)
@@ -148,7 +149,11 @@ def test_a_store_that_fails_is_counted_and_nothing_is_matched(stored: Engine, mo
     assert stored.run([*prompt, 4], mode="exact", store=False).report["miss_reason"] == "unseen_prefix"
 
 
-def test_wrong_parameters_are_ignored_with_one_warning(stored: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="vllm.tailreplay"):
-        for _ in range(2):
-            assert stored.run(after(600), mode="sometimes").report["mode"] == "replay"
+def test_wrong_parameters_are_ignored_with_one_warning(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings = []
+    monkeypatch.setattr(scheduler.log, "warning", lambda *args: warnings.append(args))
+    monkeypatch.setattr(stored.deciding, "_warned", False)
+    for _ in range(2):
+        assert stored.run(after(600), mode="sometimes").report["mode"] == "replay"
+    assert len(warnings) == 1
+    assert "'sometimes'" in warnings[0][0] % warnings[0][1:]

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from tailreplay.engines.vllm import plugin
 from tailreplay.engines.vllm.launch import environment, server_command, transfer_config
 from tailreplay.engines.vllm.middleware import rewrite
 from tailreplay.engines.vllm.settings import Settings, parse_options, parse_settings
-from tailreplay.errors import CacheConfigError, InvalidRequestError
+from tailreplay.errors import CacheConfigError, InvalidRequestError, UnsupportedModelError
 
 
 def test_settings_have_defaults_and_take_sizes_as_people_write_them() -> None:
@@ -93,6 +94,12 @@ def test_the_servers_command_sets_what_reuse_needs() -> None:
     assert command[command.index("--dtype") + 1] == "bfloat16"
     given = server_command("m", "name", "127.0.0.1", 8000, {}, ["--dtype", "float16"], cpu=True)
     assert given.count("--dtype") == 1
+
+
+def test_a_model_without_taps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "_models", [])
+    with pytest.raises(UnsupportedModelError, match="architectures that it knows are Qwen3NextForCausalLM"):
+        plugin.tapped_model()
 
 
 def test_the_servers_processes_find_the_shim() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from transformers.cache_utils import DynamicLayer
+
+from tailreplay.engines.transformers.compat import DynamicLayer
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
@@ -77,19 +78,19 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused: recurrent states beside these keys and values could not be cut back."""
-        raise NotImplementedError("A hybrid model's cache cannot be cut back.")
+        raise RuntimeError("A hybrid model's cache cannot be cut back.")
 
     def reset(self) -> None:
         """Refused, as `crop` is."""
-        raise NotImplementedError("Make a new cache instead.")
+        raise RuntimeError("Make a new cache instead.")
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Refused: one sequence."""
-        raise NotImplementedError("A preallocated layer holds one sequence.")
+        raise RuntimeError("A preallocated layer holds one sequence.")
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Refused: one sequence."""
-        raise NotImplementedError("A preallocated layer holds one sequence.")
+        raise RuntimeError("A preallocated layer holds one sequence.")
 
     def _grown(self, rows: torch.Tensor | None, needed: int, token: torch.Tensor) -> torch.Tensor:
         if rows is not None and rows.shape[0] >= needed:
