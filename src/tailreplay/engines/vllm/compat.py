@@ -25,7 +25,8 @@ from vllm.forward_context import ForwardContext, set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MambaSpec
 
-from tailreplay.errors import CacheConfigError, UnsupportedModelError
+from tailreplay.errors import CacheConfigError
+from tailreplay.layer_types import layer_types_of
 from tailreplay.topology import Topology
 
 CONNECTOR = "TailReplayConnector"
@@ -77,11 +78,7 @@ def is_configured(config: VllmConfig) -> bool:
 
 def topology_of(config: VllmConfig) -> Topology:
     """Return the groups of the model that vLLM is about to run."""
-    text = config.model_config.hf_text_config
-    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    if types is None:
-        raise UnsupportedModelError(f"The config of model type '{text.model_type}' does not name its layer types.")
-    return Topology.from_layer_types(types)
+    return Topology.from_layer_types(layer_types_of(config.model_config.hf_text_config))
 
 
 def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
@@ -229,13 +226,6 @@ def slot_mapping(context: ForwardContext, layer: str) -> torch.Tensor | None:
     return mapping.get(layer) if isinstance(mapping, dict) else None
 
 
-def register_op(name: str, function: Any, fake: Any, mutates: list[str]) -> None:
-    """Register a custom op that torch.compile keeps as it is: ``torch.ops.vllm.<name>``."""
-    from vllm.utils.torch_utils import direct_register_custom_op
-
-    direct_register_custom_op(name, function, mutates_args=mutates, fake_impl=fake)
-
-
 __all__ = [
     "CONNECTOR",
     "ForwardContext",
@@ -254,7 +244,6 @@ __all__ = [
     "fingerprint",
     "geometry",
     "is_configured",
-    "register_op",
     "slot_mapping",
     "topology_of",
 ]
