@@ -78,6 +78,16 @@ class Engine:
         self.deciding = self.scheduler.connector._scheduler
         self.block = self.deciding.catalog.page_size
 
+    def close(self) -> None:
+        """Take the engine down, so that this process can have another."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm, self.worker, self.scheduler, self.deciding
+        ensure_kv_transfer_shutdown()
+        cleanup_dist_env_and_memory()
+
     def run(self, ids: list[int], *, chunk: int = 0, max_tokens: int = 1, **options: Any) -> Finished:
         """Compute `ids`; `chunk` limits how many tokens a step computes of them."""
         from vllm import SamplingParams

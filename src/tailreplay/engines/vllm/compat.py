@@ -25,7 +25,7 @@ from vllm.forward_context import ForwardContext, set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MambaSpec
 
-from tailreplay.errors import CacheConfigError
+from tailreplay.errors import CacheConfigError, UnsupportedModelError
 from tailreplay.layer_types import layer_types_of
 from tailreplay.topology import Topology
 
@@ -79,6 +79,23 @@ def is_configured(config: VllmConfig) -> bool:
 def topology_of(config: VllmConfig) -> Topology:
     """Return the groups of the model that vLLM is about to run."""
     return Topology.from_layer_types(layer_types_of(config.model_config.hf_text_config))
+
+
+def check_whole_hiddens(config: VllmConfig) -> None:
+    """Look for a compilation pass that leaves each rank a slice of the hiddens between layers.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If there is one.
+    """
+    # vLLM 0.32 has no such pass; versions that have one name its switch so.
+    divides = getattr(config.compilation_config.pass_config, "enable_sp", False)
+    if divides and config.parallel_config.tensor_parallel_size > 1:
+        raise UnsupportedModelError(
+            "tailreplay needs whole hiddens on every rank: start without sequence parallelism (enable_sp in the "
+            "compilation config's pass_config)."
+        )
 
 
 def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
@@ -241,6 +258,7 @@ __all__ = [
     "StateBatch",
     "SupportsHMA",
     "VllmConfig",
+    "check_whole_hiddens",
     "fingerprint",
     "geometry",
     "is_configured",
