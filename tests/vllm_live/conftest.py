@@ -19,7 +19,7 @@ from tailreplay import torchvision_shim
 from tailreplay.engines.vllm.launch import environment, server_command, transfer_config
 
 torchvision_shim.install()
-os.environ.update({name: value for name, value in environment({}).items() if name not in os.environ})
+os.environ.update(environment(os.environ))
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
 
