@@ -153,7 +153,7 @@ class Catalog:
         assert not fill.ready
         parent = fill.parent
         assert parent is not None
-        assert parent.ready, "commit the parent first"
+        assert parent.ready or parent.damaged, "commit the parent first"
         page = self._replacing.pop(fill, None)
         if page is not None:
             self._replace(page, fill)
@@ -169,17 +169,29 @@ class Catalog:
     def abort(self, fill: Page) -> None:
         """Give an admitted page's slot back, and its pin; it was never matched. Later pages of a run first."""
         assert not fill.ready
-        assert not fill.children
-        self._free.give_back(fill.slot)
         present = self._replacing.pop(fill, None)
         if present is not None:
+            self._free.give_back(fill.slot)
             self.unpin((present,))
             return
+        if fill.children:  # it was found damaged and should have been written again: it stays damaged
+            fill.damaged = True
+            self.unpin((fill,))
+            return
+        self._free.give_back(fill.slot)
         assert fill.parent is not None
         del self._pages[fill.key]
         self._pinned -= 1
         fill.parent.children -= 1
         self._settle(fill.parent)
+
+    def condemn(self, page: Page) -> None:
+        """Note that a page's bytes are wrong: it is not matched any more, and goes, or is written again when it can be."""
+        if page.ready and not page.is_root:
+            assert page.parent is not None
+            page.parent.siblings(page.provenance.is_exact).discard(page)
+            page.ready, page.damaged = False, True
+            self._settle(page)
 
     def clear(self) -> None:
         """Evict every page that nothing needs."""
@@ -208,9 +220,10 @@ class Catalog:
         """Pages that are pinned now."""
         return self._pinned
 
-    def resident(self) -> list[Page]:
-        """All ready pages, oldest first. For tests and tools: O(pages)."""
-        return sorted((page for page in self._pages.values() if page.ready), key=lambda page: page.order)
+    def resident(self, damaged: bool = False) -> list[Page]:
+        """All ready pages, and damaged ones if asked, oldest first. For tests and tools: O(pages)."""
+        pages = (page for page in self._pages.values() if page.ready or (damaged and page.damaged))
+        return sorted(pages, key=lambda page: page.order)
 
     # ---- inside
 
@@ -225,7 +238,7 @@ class Catalog:
                 self._roots.pop(page.key, None)
         elif page.is_evictable:
             # A partial page goes at once when a longer one holds its tokens: nothing is lost.
-            if page.parent is not None and page.parent.covers(page.ids, page.provenance):
+            if page.damaged or (page.parent is not None and page.parent.covers(page.ids, page.provenance)):
                 self._remove(page)
             else:
                 self._lru.push(page)
@@ -244,16 +257,22 @@ class Catalog:
     def _remove(self, page: Page) -> None:
         assert page.is_evictable
         assert page.parent is not None
-        page.parent.siblings(page.provenance.is_exact).discard(page)
+        if page.ready:
+            page.parent.siblings(page.provenance.is_exact).discard(page)
         page.parent.children -= 1
         del self._pages[page.key]
-        page.ready = False
+        page.ready = page.damaged = False
         self._free.give_back(page.slot)
         self._settle(page.parent)
 
     def _admit_again(self, present: Page, ids: bytes, provenance: Provenance) -> Admission:
         """Admit tokens that are there already: as they are, or with better bytes."""
         assert present.ids == ids, "blake3 collision"
+        if present.damaged and not present.pins:
+            present.damaged, present.provenance = False, provenance
+            present.pins = 1
+            self._pinned += 1
+            return Admission(present, fill=present)
         if not present.ready:
             return Admission(None, reason="busy")
         self.pin((present,))
@@ -273,9 +292,11 @@ class Catalog:
             self._free.give_back(fill.slot)
             return
         assert present.parent is not None
-        present.parent.siblings(present.provenance.is_exact).discard(present)
+        if present.ready:
+            present.parent.siblings(present.provenance.is_exact).discard(present)
         self._free.give_back(present.slot)
         present.slot, present.provenance = fill.slot, fill.provenance
+        present.ready, present.damaged = True, False
         present.parent.siblings(present.provenance.is_exact).add(present)
 
 

@@ -56,6 +56,7 @@ class Entry:
     pins: int = 1
     used: int = 0
     ready: bool = False
+    damaged: bool = False
     better: Provenance | None = None
     """Provenance of the bytes that are being written to replace the present ones."""
 
@@ -137,11 +138,18 @@ class Model:
         self.entries[name] = Entry(provenance, self._births)
         return "new"
 
+    def condemn(self, name: Name) -> None:
+        entry = self.entries[name]
+        if entry.ready:
+            entry.ready, entry.damaged = False, True
+            self._drop_superseded()
+
     def commit(self, name: Name) -> None:
         entry = self.entries[name]
         if entry.better is not None:
             if entry.pins == 1:
                 entry.provenance = entry.better
+                entry.ready, entry.damaged = True, False
             entry.better = None
         else:
             self._tick += 1
@@ -154,8 +162,12 @@ class Model:
         if entry.better is not None:
             entry.better = None
             self.unpin([name])
+        elif any(parent_of(other) == name for other in self.entries):
+            entry.damaged = True
+            self.unpin([name])
         else:
             del self.entries[name]
+            self._drop_superseded()
 
     def clear(self) -> None:
         while free := self.evictable():
@@ -180,7 +192,8 @@ class Model:
         return True
 
     def _is_free(self, name: Name, entry: Entry) -> bool:
-        return entry.ready and entry.pins == 0 and not any(parent_of(other) == name for other in self.entries)
+        written = entry.ready or entry.damaged
+        return written and entry.pins == 0 and not any(parent_of(other) == name for other in self.entries)
 
     def _make_room(self) -> bool:
         if self.slots_used() < self.slots:
@@ -189,9 +202,13 @@ class Model:
         if free:
             del self.entries[free[0]]
             self.evictions += 1
+            self._drop_superseded()
         return bool(free)
 
     def _admit_again(self, name: Name, present: Entry, provenance: Provenance) -> str:
+        if present.damaged and not present.pins:
+            present.damaged, present.provenance, present.pins = False, provenance, 1
+            return "new"
         if not present.ready:
             return "busy"
         self.pin([name])
@@ -201,9 +218,13 @@ class Model:
         return "better"
 
     def _drop_superseded(self) -> None:
-        for name in self.evictable():
-            if self.superseded(name, self.entries[name].provenance):
+        while gone := [name for name in self.evictable() if self._is_useless(name)]:
+            for name in gone:
                 del self.entries[name]
+
+    def _is_useless(self, name: Name) -> bool:
+        entry = self.entries[name]
+        return entry.damaged or self.superseded(name, entry.provenance)
 
 
 class Driver:
@@ -217,11 +238,11 @@ class Driver:
         self._holds: dict[Name, int] = {}
 
     def names(self) -> dict[Name, Page]:
-        """Every ready page by name, read off the pages themselves."""
-        return {self._name(page): page for page in self.catalog.resident()}
+        """Every ready or damaged page by name, read off the pages themselves."""
+        return {self._name(page): page for page in self.catalog.resident(damaged=True)}
 
     def state(self) -> dict[Name, Provenance]:
-        return {name: page.provenance for name, page in self.names().items()}
+        return {name: page.provenance for name, page in self.names().items() if page.ready}
 
     def match(self, namespace: int, tokens: Tokens, limit: int, exact_only: bool) -> tuple[int, str, list[Name]]:
         found = self.catalog.match(token_bytes(tokens), NAMESPACES[namespace], limit=limit, exact_only=exact_only)
@@ -255,6 +276,9 @@ class Driver:
     def commit(self, name: Name) -> None:
         self.catalog.commit(self.fills.pop(name))
 
+    def condemn(self, name: Name) -> None:
+        self.catalog.condemn(self.held[name])
+
     def abort(self, name: Name) -> None:
         self._drop(name)
         self.catalog.abort(self.fills.pop(name))
@@ -270,8 +294,8 @@ class Driver:
             self.unpin(list(self.held))
 
     def slots(self) -> list[int]:
-        """Slots of all pages, ready or being written, in no order."""
-        return [page.slot for page in [*self.catalog.resident(), *self.fills.values()]]
+        """Slots of all pages, written or being written, in no order."""
+        return [page.slot for page in [*self.catalog.resident(damaged=True), *self.fills.values()]]
 
     def _hold(self, name: Name, page: Page) -> None:
         self.held[name] = page

@@ -115,6 +115,11 @@ class CatalogMachine(RuleBasedStateMachine):
     def release(self, plan: list[Name]) -> None:
         self.act("unpin", plan)
 
+    @rule(plan=plans, at=st.integers(0, 5))
+    def find_damage(self, plan: list[Name], at: int) -> None:
+        if plan:
+            self.act("condemn", plan[at % len(plan)])
+
     # ---- writers
 
     @rule(target=writers, namespace=namespaces, prompt=prompts, provenance=provenances)
