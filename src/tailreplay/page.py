@@ -33,8 +33,8 @@ class Page:
     """
 
     __slots__ = (
-        "_exact", "_inexact", "children", "damaged", "ids", "key", "last_used", "order", "parent", "pins", "provenance", "ready",
-        "slot",
+        "_exact", "_inexact", "children", "damaged", "ids", "key", "last_used", "order", "parent", "pins", "provenance",
+        "ready", "slot",
     )  # fmt: skip
 
     def __init__(

@@ -47,6 +47,17 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def error(a: Finished, b: Finished) -> float:
+    """||a - b|| / ||b|| over all states of one kind, the worse of convolution and recurrence."""
+    worst = 0.0
+    for kind in range(2):
+        wrong = sum(
+            float((a.states[name][kind].double() - b.states[name][kind].double()).norm() ** 2) for name in a.states
+        )
+        worst = max(worst, (wrong / sum(float(s[kind].double().norm() ** 2) for s in b.states.values())) ** 0.5)
+    return worst
+
+
 @dataclass
 class Finished:
     """What one request left."""
@@ -60,23 +71,23 @@ class Finished:
 class Engine:
     """vLLM in this process, one request at a time, with the states of each at its end."""
 
-    def __init__(self, model: Path, **settings: Any) -> None:
+    def __init__(self, model: Path, engine: dict[str, Any] | None = None, **settings: Any) -> None:
         from vllm import LLM
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        self.llm = LLM(
-            str(model),
-            dtype="bfloat16",
-            enforce_eager=True,
-            enable_prefix_caching=False,
-            max_model_len=8192,
-            max_num_batched_tokens=2048,
-            kv_transfer_config=transfer_config(settings),
-        )
+        arguments = {
+            "dtype": "bfloat16",
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            "max_model_len": 8192,
+            "max_num_batched_tokens": 2048,
+        }
+        self.llm = LLM(str(model), **{**arguments, **(engine or {})}, kv_transfer_config=transfer_config(settings))
         self.worker = get_kv_transfer_group()._worker
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.deciding = self.scheduler.connector._scheduler
-        self.block = self.deciding.catalog.page_size
+        self.geometry = self.scheduler.connector._geometry
+        self.block = self.geometry.block_size
 
     def run(self, ids: list[int], *, chunk: int = 0, max_tokens: int = 1, **options: Any) -> Finished:
         """Compute `ids`; `chunk` limits how many tokens a step computes of them."""
@@ -87,9 +98,7 @@ class Engine:
         original = connector.request_finished_all_groups
 
         def finished(request: Any, blocks: Any) -> Any:
-            seen["states"] = self.worker._states.read(
-                {group: blocks[group][0] for group in self.worker._geometry.state_groups}
-            )
+            seen["states"] = self.worker.states.read(self.geometry.state_blocks(blocks, request.num_computed_tokens))
             return original(request, blocks)
 
         self.scheduler.scheduler_config.long_prefill_token_threshold = chunk
@@ -108,11 +117,23 @@ class Engine:
         report = (out.kv_transfer_params or {}).get("tailreplay", {})
         return Finished(list(out.outputs[0].token_ids), out.num_cached_tokens, report, seen["states"])
 
+    def close(self) -> None:
+        """Let go of everything, so that another engine can start in this process."""
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-@pytest.fixture(scope="session")
-def engine(slow_model: Path) -> Engine:
+        self.llm.llm_engine.engine_core.shutdown()
+        ensure_kv_transfer_shutdown()
+        del self.llm, self.worker, self.scheduler, self.deciding
+        cleanup_dist_env_and_memory()
+
+
+@pytest.fixture(scope="module")
+def engine(slow_model: Path) -> Iterator[Engine]:
     """The slow-decaying model, matches of any length."""
-    return Engine(slow_model, host_bytes="64MiB", min_match=1)
+    running = Engine(slow_model, host_bytes="64MiB", min_match=1)
+    yield running
+    running.close()
 
 
 def free_port() -> int:

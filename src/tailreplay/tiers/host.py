@@ -105,8 +105,8 @@ class HostArena:
     def _sum(self, part: PartSpec, slot: int, tokens: int) -> int:
         start = slot * self.layout.page_size
         rows = self._regions[part.name][start : start + tokens]
-        digest: int = xxh3_64_intdigest(rows.view(torch.uint8).numpy())
-        return digest
+        data: Any = rows.view(torch.uint8).numpy()
+        return xxh3_64_intdigest(data)
 
     def _runs(self, slots: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield (offset from `start`, first row in the region, rows), with neighbouring slots joined."""

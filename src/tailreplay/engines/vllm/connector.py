@@ -12,6 +12,7 @@ from tailreplay.engines.vllm.plugin import tapped_model
 from tailreplay.engines.vllm.scheduler import SchedulerSide
 from tailreplay.engines.vllm.settings import parse_settings
 from tailreplay.engines.vllm.stats import TailReplayPromMetrics, TailReplayStats
+from tailreplay.engines.vllm.store import PageStore
 from tailreplay.engines.vllm.worker import WorkerSide
 
 
@@ -69,10 +70,11 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         device = kv_caches[self._geometry.attention_layers[0]].device
+        ranks = compat.TensorRanks.current()
+        blocks = self._kv_cache_config.num_blocks
+        store = PageStore(self._settings, self._geometry, ranks, kv_caches, blocks)
         states = compat.StateBatch(self._vllm_config, self._kv_cache_config, self._geometry, device)
-        self._worker = WorkerSide(
-            self._settings, self._geometry, tapped_model(), kv_caches, states, self._kv_cache_config.num_blocks
-        )
+        self._worker = WorkerSide(self._settings, self._geometry, tapped_model(), store, states, ranks, device)
 
     def start_load_kv(self, forward_context: compat.ForwardContext, **kwargs: Any) -> None:
         self._working.begin(forward_context, self._step)

