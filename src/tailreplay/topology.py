@@ -7,7 +7,7 @@ the first FA layer form the *embedding group*. Groups are what makes tail replay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,7 +49,8 @@ class Group:
     index : int
         Position among the model's groups.
     source : int or None
-        Index of the FA layer whose output feeds the group; None for the embedding group.
+        Index of the layer whose output feeds the group: an FA layer, or the last layer of the pipeline stage before. None
+        for the embedding group.
     layers : tuple of int
         Layers that replay runs, in order: from the group's first up to its last stateful one. FFN layers after that
         one change no state of this group, so they are left out.
@@ -73,7 +74,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Topology:
-    """Layer kinds of a model and the groups they form.
+    """Layer kinds of a model, or of one pipeline stage of it, and the groups they form.
 
     Attributes
     ----------
@@ -81,15 +82,21 @@ class Topology:
         One per layer.
     groups : tuple of Group
         Only groups with a stateful layer: an FA layer followed by none needs no hiddens.
+    first : int
+        Index of the first layer. Indices count the whole model's layers, in a stage too.
+    conv_kernel : int or None
+        Width of the model's short convolutions, where known.
     """
 
     kinds: tuple[LayerKind, ...]
     groups: tuple[Group, ...]
+    first: int = 0
+    conv_kernel: int | None = None
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Indices of the layers whose keys and values are cached."""
-        return tuple(i for i, kind in enumerate(self.kinds) if kind is LayerKind.ATTENTION)
+        return tuple(i for i, kind in enumerate(self.kinds, self.first) if kind is LayerKind.ATTENTION)
 
     @property
     def stored_groups(self) -> tuple[Group, ...]:
@@ -123,14 +130,52 @@ class Topology:
                 "This model has no full-attention layer, so there are no keys and values to reuse; "
                 "a purely recurrent model needs state checkpoints instead."
             )
+        return cls._build(kinds, 0, conv_kernel)
+
+    def stage(self, start: int, stop: int) -> Topology:
+        """Return the part that a pipeline stage runs: layers `start` to `stop` - 1.
+
+        Linear layers that are cut off from the layer that feeds their group form a group of this stage. Its input is the
+        stage's own input, which must be stored, even where the border lies in the embedding group: only the first stage
+        has the embedding.
+
+        Raises
+        ------
+        ValueError
+            If there is no such part.
+        """
+        if not self.first <= start < stop <= self.first + len(self.kinds):
+            raise ValueError(
+                f"no layers {start} to {stop - 1} among {self.first} to {self.first + len(self.kinds) - 1}"
+            )
+        return self._build(self.kinds[start - self.first : stop - self.first], start, self.conv_kernel)
+
+    def stages(self, spans: Iterable[tuple[int, int]]) -> tuple[Topology, ...]:
+        """Return each pipeline stage's part, for the ``(start, stop)`` of each in order.
+
+        Raises
+        ------
+        ValueError
+            If the spans leave layers out or overlap.
+        """
+        spans = list(spans)
+        borders = [self.first, *(stop for _, stop in spans)]
+        if [start for start, _ in spans] != borders[:-1] or borders[-1] != self.first + len(self.kinds):
+            raise ValueError(
+                f"pipeline stages {spans} do not divide layers {self.first} to {borders[0] + len(self.kinds)}"
+            )
+        return tuple(self.stage(start, stop) for start, stop in spans)
+
+    @classmethod
+    def _build(cls, kinds: tuple[LayerKind, ...], first: int, conv_kernel: int | None) -> Topology:
         groups: list[Group] = []
-        start, source = 0, None
+        start, source = 0, None if first == 0 else first - 1
         for end in [*(i for i, kind in enumerate(kinds) if kind is LayerKind.ATTENTION), len(kinds)]:
-            group = _group(len(groups), source, range(start, end), kinds, conv_kernel)
+            group = _group(len(groups), source, range(first + start, first + end), kinds[start:end], conv_kernel)
             if group is not None:
                 groups.append(group)
-            start, source = end + 1, end
-        return cls(kinds, tuple(groups))
+            start, source = end + 1, first + end
+        return cls(kinds, tuple(groups), first, conv_kernel)
 
 
 def _kind(index: int, name: str) -> LayerKind:
@@ -153,11 +198,11 @@ def _kind(index: int, name: str) -> LayerKind:
 def _group(
     index: int, source: int | None, span: range, kinds: tuple[LayerKind, ...], conv_kernel: int | None
 ) -> Group | None:
-    stateful = tuple(i for i in span if kinds[i] in (LayerKind.LINEAR, LayerKind.CONV))
+    stateful = tuple(i for i, kind in zip(span, kinds, strict=True) if kind in (LayerKind.LINEAR, LayerKind.CONV))
     if not stateful:
         return None
     receptive_field = None
-    if conv_kernel is not None and all(kinds[i] is LayerKind.CONV for i in stateful):
+    if conv_kernel is not None and LayerKind.LINEAR not in kinds:
         # Each convolution widens the field by K-1; the last one's state holds its K last inputs.
         receptive_field = len(stateful) * (conv_kernel - 1) + 1
     return Group(index, source, tuple(range(span.start, stateful[-1] + 1)), stateful, receptive_field)

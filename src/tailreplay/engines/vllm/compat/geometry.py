@@ -9,7 +9,8 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MambaSpec
 
-from tailreplay.errors import CacheConfigError, UnsupportedModelError
+from tailreplay.errors import CacheConfigError
+from tailreplay.layer_types import layer_types_of
 from tailreplay.topology import Topology
 
 CONNECTOR = "TailReplayConnector"
@@ -111,16 +112,25 @@ def is_configured(config: VllmConfig) -> bool:
 
 def topology_of(config: VllmConfig) -> Topology:
     """Return the groups of the model that vLLM is about to run."""
-    text = config.model_config.hf_text_config
-    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    if types is None:
-        raise UnsupportedModelError(f"The config of model type '{text.model_type}' does not name its layer types.")
-    return Topology.from_layer_types(types)
+    return Topology.from_layer_types(layer_types_of(config.model_config.hf_text_config))
 
 
 def stages_of(config: VllmConfig) -> tuple[Topology, ...]:
-    """Return the groups of each pipeline stage."""
-    return (topology_of(config),)
+    """Return the groups of each pipeline stage, by the borders that vLLM draws."""
+    from vllm.distributed.utils import get_pp_indices
+
+    topology = topology_of(config)
+    count = config.parallel_config.pipeline_parallel_size
+    return topology.stages([get_pp_indices(len(topology.kinds), stage, count) for stage in range(count)])
+
+
+def stage_of(config: VllmConfig) -> int:
+    """Return the pipeline stage of this process; the scheduler, which is in none, counts as the first."""
+    parallel = config.parallel_config
+    rank: int = parallel.rank
+    tensor_ranks: int = parallel.tensor_parallel_size
+    stages: int = parallel.pipeline_parallel_size
+    return rank // tensor_ranks % stages
 
 
 def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
@@ -166,7 +176,7 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         d_model=d_model,
         dtype=config.model_config.dtype,
         stages=stages_of(config),
-        stage=0,
+        stage=stage_of(config),
         tensor_ranks=parallel.tensor_parallel_size,
     )
 
