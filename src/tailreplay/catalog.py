@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from tailreplay.decisions import Admission, Match
 from tailreplay.errors import CacheConfigError
+from tailreplay.events import PageEvents
 from tailreplay.eviction import LeastRecentlyUsed
 from tailreplay.keys import TOKEN_BYTES, Namespace, page_key
 from tailreplay.page import Page, root_page
@@ -29,6 +30,8 @@ class Catalog:
         Hard limit of the store.
     page_bytes : int
         Bytes of one page's slot.
+    events : PageEvents, optional
+        Is told what comes and goes.
 
     Raises
     ------
@@ -36,7 +39,7 @@ class Catalog:
         If the page size is not a positive multiple of 16 or the limit is smaller than one page.
     """
 
-    def __init__(self, page_size: int, limit_bytes: int, page_bytes: int) -> None:
+    def __init__(self, page_size: int, limit_bytes: int, page_bytes: int, events: PageEvents | None = None) -> None:
         check_page_size(page_size)
         if limit_bytes < page_bytes:
             raise CacheConfigError(
@@ -47,6 +50,7 @@ class Catalog:
         self.page_bytes = page_bytes
         self.slots = limit_bytes // page_bytes
         self.evictions = 0
+        self._events = events
         self._pages: dict[bytes, Page] = {}
         self._roots: dict[bytes, Page] = {}
         self._free = SlotPool(self.slots)
@@ -146,6 +150,8 @@ class Catalog:
         self._pinned += 1
         self._pages[key] = page
         parent.children += 1
+        if self._events is not None:
+            self._events.admitted(page, namespace)
         return Admission(page, fill=page)
 
     def commit(self, fill: Page) -> None:
@@ -163,6 +169,8 @@ class Catalog:
             page.last_used = self._tick
             page.ready = True
             parent.siblings(page.provenance.is_exact).add(page)
+            if self._events is not None:
+                self._events.stored(page)
         for shorter in parent.prefixes_of(page.ids):
             self._settle(shorter)  # may have become superfluous
 
@@ -180,6 +188,8 @@ class Catalog:
             return
         self._free.give_back(fill.slot)
         assert fill.parent is not None
+        if self._events is not None:
+            self._events.aborted(fill)
         del self._pages[fill.key]
         self._pinned -= 1
         fill.parent.children -= 1
@@ -257,6 +267,8 @@ class Catalog:
     def _remove(self, page: Page) -> None:
         assert page.is_evictable
         assert page.parent is not None
+        if self._events is not None:
+            self._events.removed(page)
         if page.ready:
             page.parent.siblings(page.provenance.is_exact).discard(page)
         page.parent.children -= 1

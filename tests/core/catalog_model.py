@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tailreplay.catalog import Catalog
+from tailreplay.events import PageEvents, PageStored
 from tailreplay.keys import Namespace, token_bytes
 from tailreplay.page import Page
 from tailreplay.provenance import Provenance
@@ -232,7 +233,9 @@ class Driver:
 
     def __init__(self, slots: int) -> None:
         # The odd bytes must not become a slot.
-        self.catalog = Catalog(PAGE_SIZE, slots * PAGE_BYTES + PAGE_BYTES - 1, PAGE_BYTES)
+        self.events = PageEvents()
+        self.known: dict[bytes, PageStored] = {}
+        self.catalog = Catalog(PAGE_SIZE, slots * PAGE_BYTES + PAGE_BYTES - 1, PAGE_BYTES, self.events)
         self.fills: dict[Name, Page] = {}
         self.held: dict[Name, Page] = {}
         self._holds: dict[Name, int] = {}
@@ -285,6 +288,17 @@ class Driver:
 
     def clear(self) -> None:
         self.catalog.clear()
+
+    def follow(self) -> None:
+        """Do what a router does with events, and check that it never hears anything that makes no sense."""
+        for event in self.events.take():
+            if isinstance(event, PageStored):
+                assert event.key not in self.known
+                assert event.parent is None or event.parent in self.known
+                self.known[event.key] = event
+            else:
+                del self.known[event.key]
+                assert all(event.key != other.parent for other in self.known.values())
 
     def let_go(self) -> None:
         """Abort all that is being written and unpin all that is held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
 
 BUNDLED = Path(__file__).parents[2] / "src" / "tailreplay" / "bundled"
 READY_SECONDS = 240
+REPLAY = "replay"
 
 
 @pytest.fixture(scope="session")
@@ -187,7 +189,14 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of the bundled model."""
-    running = Server(tmp_path_factory.mktemp("server") / "log", {"host_bytes": "256MiB", "min_match": 16})
+    """A server of the bundled model that tells routers what it holds."""
+    folder = tmp_path_factory.mktemp("server")
+    events = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"ipc://{folder}/events",
+        "replay_endpoint": f"ipc://{folder}/{REPLAY}",
+    }
+    settings = {"host_bytes": "256MiB", "min_match": 16}
+    running = Server(folder / "log", settings, "--kv-events-config", json.dumps(events))
     yield running
     running.close()

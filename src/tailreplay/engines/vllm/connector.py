@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from tailreplay.engines.vllm.settings import parse_settings
 from tailreplay.engines.vllm.stats import TailReplayPromMetrics, TailReplayStats
 from tailreplay.engines.vllm.store import PageStore
 from tailreplay.engines.vllm.worker import WorkerSide
+from tailreplay.events import PageEvents
 
 
 class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # type: ignore[misc]
@@ -27,8 +29,10 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         self._geometry = compat.geometry(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._events = PageEvents() if compat.publishes_events(vllm_config) else None
         if role is compat.KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._settings, self._geometry, compat.fingerprint(vllm_config))
+            model = compat.fingerprint(vllm_config)
+            self._scheduler = SchedulerSide(self._settings, self._geometry, model, self._events)
 
     # ---- scheduler
 
@@ -52,6 +56,9 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduling.finished(request, block_ids)
+
+    def take_events(self) -> Iterable[compat.KVCacheEvent]:
+        return compat.kv_events(self._events.take()) if self._events is not None and len(self._events) else ()
 
     def get_kv_connector_stats(self) -> TailReplayStats | None:
         return TailReplayStats(self._scheduler.take_stats()) if self._scheduler is not None else None

@@ -16,6 +16,7 @@ from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_opt
 from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.errors import InvalidRequestError
+from tailreplay.events import PageEvents
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, token_bytes
 from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
 
@@ -30,14 +31,16 @@ class SchedulerSide:
     ----------
     model : str
         All of the engine's configuration that cached numbers depend on.
+    events : PageEvents, optional
+        Is told what the catalog gets and loses.
     """
 
-    def __init__(self, settings: Settings, geometry: Geometry, model: str) -> None:
+    def __init__(self, settings: Settings, geometry: Geometry, model: str, events: PageEvents | None = None) -> None:
         self._settings = settings
         self._geometry = geometry
         self._model = model
         self._page_size = geometry.page_size
-        self.catalog = Catalog(self._page_size, settings.host_bytes, geometry.page_bytes)
+        self.catalog = Catalog(self._page_size, settings.host_bytes, geometry.page_bytes, events)
         self._requests: dict[str, Tracked] = {}
         self._loads: list[Load] = []
         self._finals: list[tuple[Tracked, list[Put]]] = []

