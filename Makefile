@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help serve serve-vllm test test-vllm test-hf-latest demo bench bench-catalog lint setup clean
+.PHONY: help serve serve-vllm test test-vllm test-hf-latest demo bench bench-catalog bench-traffic lint setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ bench: $(VENV)/serve.done ## the catalog, then time to first token of hits again
 
 bench-catalog: $(VENV)/serve.done ## lookup time and overhead of the catalog at a million tokens
 	$(BIN)/tailreplay bench catalog $(ARGS)
+
+bench-traffic: $(VLLM)/dev.done ## what the connector costs vLLM: throughput, and stalls of running streams (about 5 minutes)
+	@$(VLLM)/bin/tailreplay bench traffic $(ARGS)
 
 lint: $(VENV)/dev.done ## style and types
 	$(BIN)/ruff check src tests

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from tailreplay.decisions import Admission, Match
 from tailreplay.errors import CacheConfigError
+from tailreplay.events import PageEvents
 from tailreplay.eviction import LeastRecentlyUsed
 from tailreplay.keys import TOKEN_BYTES, Namespace, page_key
 from tailreplay.page import Page, root_page
@@ -29,6 +30,8 @@ class Catalog:
         Hard limit of the store.
     page_bytes : int
         Bytes of one page's slot.
+    events : PageEvents, optional
+        Is told what comes and goes.
 
     Raises
     ------
@@ -36,7 +39,7 @@ class Catalog:
         If the page size is not a positive multiple of 16 or the limit is smaller than one page.
     """
 
-    def __init__(self, page_size: int, limit_bytes: int, page_bytes: int) -> None:
+    def __init__(self, page_size: int, limit_bytes: int, page_bytes: int, events: PageEvents | None = None) -> None:
         check_page_size(page_size)
         if limit_bytes < page_bytes:
             raise CacheConfigError(
@@ -47,6 +50,7 @@ class Catalog:
         self.page_bytes = page_bytes
         self.slots = limit_bytes // page_bytes
         self.evictions = 0
+        self._events = events
         self._pages: dict[bytes, Page] = {}
         self._roots: dict[bytes, Page] = {}
         self._free = SlotPool(self.slots)
@@ -146,6 +150,8 @@ class Catalog:
         self._pinned += 1
         self._pages[key] = page
         parent.children += 1
+        if self._events is not None:
+            self._events.admitted(page, namespace)
         return Admission(page, fill=page)
 
     def commit(self, fill: Page) -> None:
@@ -153,7 +159,7 @@ class Catalog:
         assert not fill.ready
         parent = fill.parent
         assert parent is not None
-        assert parent.ready, "commit the parent first"
+        assert parent.ready or parent.damaged, "commit the parent first"
         page = self._replacing.pop(fill, None)
         if page is not None:
             self._replace(page, fill)
@@ -163,23 +169,39 @@ class Catalog:
             page.last_used = self._tick
             page.ready = True
             parent.siblings(page.provenance.is_exact).add(page)
+            if self._events is not None:
+                self._events.stored(page)
         for shorter in parent.prefixes_of(page.ids):
             self._settle(shorter)  # may have become superfluous
 
     def abort(self, fill: Page) -> None:
         """Give an admitted page's slot back, and its pin; it was never matched. Later pages of a run first."""
         assert not fill.ready
-        assert not fill.children
-        self._free.give_back(fill.slot)
         present = self._replacing.pop(fill, None)
         if present is not None:
+            self._free.give_back(fill.slot)
             self.unpin((present,))
             return
+        if fill.children:  # it was found damaged and should have been written again: it stays damaged
+            fill.damaged = True
+            self.unpin((fill,))
+            return
+        self._free.give_back(fill.slot)
         assert fill.parent is not None
+        if self._events is not None:
+            self._events.aborted(fill)
         del self._pages[fill.key]
         self._pinned -= 1
         fill.parent.children -= 1
         self._settle(fill.parent)
+
+    def condemn(self, page: Page) -> None:
+        """Note that a page's bytes are wrong: it is not matched any more, and goes, or is written again when it can be."""
+        if page.ready and not page.is_root:
+            assert page.parent is not None
+            page.parent.siblings(page.provenance.is_exact).discard(page)
+            page.ready, page.damaged = False, True
+            self._settle(page)
 
     def clear(self) -> None:
         """Evict every page that nothing needs."""
@@ -208,9 +230,10 @@ class Catalog:
         """Pages that are pinned now."""
         return self._pinned
 
-    def resident(self) -> list[Page]:
-        """All ready pages, oldest first. For tests and tools: O(pages)."""
-        return sorted((page for page in self._pages.values() if page.ready), key=lambda page: page.order)
+    def resident(self, damaged: bool = False) -> list[Page]:
+        """All ready pages, and damaged ones if asked, oldest first. For tests and tools: O(pages)."""
+        pages = (page for page in self._pages.values() if page.ready or (damaged and page.damaged))
+        return sorted(pages, key=lambda page: page.order)
 
     # ---- inside
 
@@ -225,7 +248,7 @@ class Catalog:
                 self._roots.pop(page.key, None)
         elif page.is_evictable:
             # A partial page goes at once when a longer one holds its tokens: nothing is lost.
-            if page.parent is not None and page.parent.covers(page.ids, page.provenance):
+            if page.damaged or (page.parent is not None and page.parent.covers(page.ids, page.provenance)):
                 self._remove(page)
             else:
                 self._lru.push(page)
@@ -244,16 +267,24 @@ class Catalog:
     def _remove(self, page: Page) -> None:
         assert page.is_evictable
         assert page.parent is not None
-        page.parent.siblings(page.provenance.is_exact).discard(page)
+        if self._events is not None:
+            self._events.removed(page)
+        if page.ready:
+            page.parent.siblings(page.provenance.is_exact).discard(page)
         page.parent.children -= 1
         del self._pages[page.key]
-        page.ready = False
+        page.ready = page.damaged = False
         self._free.give_back(page.slot)
         self._settle(page.parent)
 
     def _admit_again(self, present: Page, ids: bytes, provenance: Provenance) -> Admission:
         """Admit tokens that are there already: as they are, or with better bytes."""
         assert present.ids == ids, "blake3 collision"
+        if present.damaged and not present.pins:
+            present.damaged, present.provenance = False, provenance
+            present.pins = 1
+            self._pinned += 1
+            return Admission(present, fill=present)
         if not present.ready:
             return Admission(None, reason="busy")
         self.pin((present,))
@@ -273,9 +304,11 @@ class Catalog:
             self._free.give_back(fill.slot)
             return
         assert present.parent is not None
-        present.parent.siblings(present.provenance.is_exact).discard(present)
+        if present.ready:
+            present.parent.siblings(present.provenance.is_exact).discard(present)
         self._free.give_back(present.slot)
         present.slot, present.provenance = fill.slot, fill.provenance
+        present.ready, present.damaged = True, False
         present.parent.siblings(present.provenance.is_exact).add(present)
 
 

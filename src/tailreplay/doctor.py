@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from tailreplay.sizes import format_bytes
 
+VLLM_VERSIONS = ((0, 31), (0, 32))
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -76,8 +78,9 @@ def _vllm_engine() -> list[Finding]:
         ]
     name, number = engine
     found = [Finding(True, f"{name} {number}.")]
-    if parse_version(number)[:2] != (0, 32):
-        found.append(Finding(False, f"{name} {number} has not been tried: the vLLM engine is made for 0.32."))
+    if parse_version(number)[:2] not in VLLM_VERSIONS:
+        known = " and ".join(".".join(map(str, tried)) for tried in VLLM_VERSIONS)
+        found.append(Finding(False, f"{name} {number} has not been tried: the vLLM engine is made for {known}."))
     if not any(point.name == "tailreplay" for point in entry_points(group="vllm.general_plugins")):
         found.append(
             Finding(False, "vLLM will not load the plugin, since the package is not installed (pip install it).")

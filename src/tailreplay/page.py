@@ -28,11 +28,13 @@ class Page:
         Pages after it, admitted ones included. A page with children is never evicted.
     ready : bool
         False between admission and commit: the bytes are still being written.
+    damaged : bool
+        Whether the bytes were found to be wrong: never matched until they are written again, though it keeps its place.
     """
 
     __slots__ = (
-        "_exact", "_inexact", "children", "ids", "key", "last_used", "order", "parent", "pins", "provenance", "ready",
-        "slot",
+        "_exact", "_inexact", "children", "damaged", "ids", "key", "last_used", "order", "parent", "pins", "provenance",
+        "ready", "slot",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +50,7 @@ class Page:
         self.last_used = 0
         self.children = 0
         self.ready = False
+        self.damaged = False
         # Made when the first child comes: most pages are leaves or have one child.
         self._exact: Siblings[Page] | None = None
         self._inexact: Siblings[Page] | None = None
@@ -64,8 +67,8 @@ class Page:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether nothing needs the page: ready, no pins, no children, not a root."""
-        return self.ready and self.pins == 0 and self.children == 0 and not self.is_root
+        """Whether nothing needs the page: written, no pins, no children, not a root."""
+        return (self.ready or self.damaged) and self.pins == 0 and self.children == 0 and not self.is_root
 
     def siblings(self, exact: bool) -> Siblings[Page]:
         """Return the ready children of exact (or of any other) provenance, to read or to change."""

@@ -124,6 +124,16 @@ def without_reuse(plan: ReplayPlan, reason: str) -> ReplayPlan:
     )
 
 
+def with_engines_own(plan: ReplayPlan, tokens: int, page_size: int) -> ReplayPlan:
+    """Return the plan of a request whose first `tokens` tokens the engine's own, exact prefix cache has.
+
+    It keeps the pages of those tokens if they are all there, so that what follows can be stored after them.
+    """
+    covered = plan.matched >= tokens and tokens % page_size == 0
+    pages = plan.pages[: tokens // page_size] if covered else ()
+    return replace(without_reuse(plan, ""), matched=tokens, pages=pages)
+
+
 def _miss_reason(match: Match, tokens: int, reuse: Reuse, min_match: int) -> str:
     if reuse.mode == "off":
         return "off"

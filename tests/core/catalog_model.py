@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tailreplay.catalog import Catalog
+from tailreplay.events import PageEvents, PageStored
 from tailreplay.keys import Namespace, token_bytes
 from tailreplay.page import Page
 from tailreplay.provenance import Provenance
@@ -56,6 +57,7 @@ class Entry:
     pins: int = 1
     used: int = 0
     ready: bool = False
+    damaged: bool = False
     better: Provenance | None = None
     """Provenance of the bytes that are being written to replace the present ones."""
 
@@ -137,11 +139,18 @@ class Model:
         self.entries[name] = Entry(provenance, self._births)
         return "new"
 
+    def condemn(self, name: Name) -> None:
+        entry = self.entries[name]
+        if entry.ready:
+            entry.ready, entry.damaged = False, True
+            self._drop_superseded()
+
     def commit(self, name: Name) -> None:
         entry = self.entries[name]
         if entry.better is not None:
             if entry.pins == 1:
                 entry.provenance = entry.better
+                entry.ready, entry.damaged = True, False
             entry.better = None
         else:
             self._tick += 1
@@ -154,8 +163,12 @@ class Model:
         if entry.better is not None:
             entry.better = None
             self.unpin([name])
+        elif any(parent_of(other) == name for other in self.entries):
+            entry.damaged = True
+            self.unpin([name])
         else:
             del self.entries[name]
+            self._drop_superseded()
 
     def clear(self) -> None:
         while free := self.evictable():
@@ -180,7 +193,8 @@ class Model:
         return True
 
     def _is_free(self, name: Name, entry: Entry) -> bool:
-        return entry.ready and entry.pins == 0 and not any(parent_of(other) == name for other in self.entries)
+        written = entry.ready or entry.damaged
+        return written and entry.pins == 0 and not any(parent_of(other) == name for other in self.entries)
 
     def _make_room(self) -> bool:
         if self.slots_used() < self.slots:
@@ -189,9 +203,13 @@ class Model:
         if free:
             del self.entries[free[0]]
             self.evictions += 1
+            self._drop_superseded()
         return bool(free)
 
     def _admit_again(self, name: Name, present: Entry, provenance: Provenance) -> str:
+        if present.damaged and not present.pins:
+            present.damaged, present.provenance, present.pins = False, provenance, 1
+            return "new"
         if not present.ready:
             return "busy"
         self.pin([name])
@@ -201,9 +219,13 @@ class Model:
         return "better"
 
     def _drop_superseded(self) -> None:
-        for name in self.evictable():
-            if self.superseded(name, self.entries[name].provenance):
+        while gone := [name for name in self.evictable() if self._is_useless(name)]:
+            for name in gone:
                 del self.entries[name]
+
+    def _is_useless(self, name: Name) -> bool:
+        entry = self.entries[name]
+        return entry.damaged or self.superseded(name, entry.provenance)
 
 
 class Driver:
@@ -211,17 +233,19 @@ class Driver:
 
     def __init__(self, slots: int) -> None:
         # The odd bytes must not become a slot.
-        self.catalog = Catalog(PAGE_SIZE, slots * PAGE_BYTES + PAGE_BYTES - 1, PAGE_BYTES)
+        self.events = PageEvents()
+        self.known: dict[bytes, PageStored] = {}
+        self.catalog = Catalog(PAGE_SIZE, slots * PAGE_BYTES + PAGE_BYTES - 1, PAGE_BYTES, self.events)
         self.fills: dict[Name, Page] = {}
         self.held: dict[Name, Page] = {}
         self._holds: dict[Name, int] = {}
 
     def names(self) -> dict[Name, Page]:
-        """Every ready page by name, read off the pages themselves."""
-        return {self._name(page): page for page in self.catalog.resident()}
+        """Every ready or damaged page by name, read off the pages themselves."""
+        return {self._name(page): page for page in self.catalog.resident(damaged=True)}
 
     def state(self) -> dict[Name, Provenance]:
-        return {name: page.provenance for name, page in self.names().items()}
+        return {name: page.provenance for name, page in self.names().items() if page.ready}
 
     def match(self, namespace: int, tokens: Tokens, limit: int, exact_only: bool) -> tuple[int, str, list[Name]]:
         found = self.catalog.match(token_bytes(tokens), NAMESPACES[namespace], limit=limit, exact_only=exact_only)
@@ -255,12 +279,26 @@ class Driver:
     def commit(self, name: Name) -> None:
         self.catalog.commit(self.fills.pop(name))
 
+    def condemn(self, name: Name) -> None:
+        self.catalog.condemn(self.held[name])
+
     def abort(self, name: Name) -> None:
         self._drop(name)
         self.catalog.abort(self.fills.pop(name))
 
     def clear(self) -> None:
         self.catalog.clear()
+
+    def follow(self) -> None:
+        """Do what a router does with events, and check that it never hears anything that makes no sense."""
+        for event in self.events.take():
+            if isinstance(event, PageStored):
+                assert event.key not in self.known
+                assert event.parent is None or event.parent in self.known
+                self.known[event.key] = event
+            else:
+                del self.known[event.key]
+                assert all(event.key != other.parent for other in self.known.values())
 
     def let_go(self) -> None:
         """Abort all that is being written and unpin all that is held."""
@@ -270,8 +308,8 @@ class Driver:
             self.unpin(list(self.held))
 
     def slots(self) -> list[int]:
-        """Slots of all pages, ready or being written, in no order."""
-        return [page.slot for page in [*self.catalog.resident(), *self.fills.values()]]
+        """Slots of all pages, written or being written, in no order."""
+        return [page.slot for page in [*self.catalog.resident(damaged=True), *self.fills.values()]]
 
     def _hold(self, name: Name, page: Page) -> None:
         self.held[name] = page

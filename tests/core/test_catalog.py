@@ -190,3 +190,23 @@ def test_misuse_is_caught() -> None:
     assert second is not None
     with pytest.raises(AssertionError, match="commit the parent"):
         catalog.commit(second)
+
+
+def test_a_damaged_page_is_not_matched_until_it_is_written_again() -> None:
+    catalog = make_catalog()
+    root = pinned_root(catalog)
+    first = store(catalog, root, FIRST)
+    second = store(catalog, first, SECOND)
+    catalog.unpin((first, second))
+    catalog.pin((first,))
+    catalog.condemn(first)
+    assert find(catalog, FIRST + SECOND).tokens == 0
+    assert admit(catalog, root, FIRST).reason == "busy", "somebody may be reading it"
+    catalog.unpin((first,))
+    again = admit(catalog, root, FIRST)
+    assert again.fill is first
+    catalog.commit(first)
+    assert find(catalog, FIRST + SECOND).pages == (first, second), "what follows was never wrong"
+    catalog.unpin((first,))
+    catalog.condemn(second)
+    assert catalog.pages == 1, "a damaged page that nothing needs goes at once"

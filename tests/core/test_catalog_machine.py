@@ -62,6 +62,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.model = Model(1)
         self.log: list[tuple[str, tuple[Any, ...], Any]] = []
         self.clears = 1
+        self.eager = False
 
     def act(self, method: str, *args: Any) -> Any:
         """Call `method` of the catalog and of the model; their answers must agree."""
@@ -73,10 +74,14 @@ class CatalogMachine(RuleBasedStateMachine):
     # ---- prompts
 
     @initialize(
-        target=prompts, slots=st.sampled_from([1, 2, 3, 5, 8, 12]), pieces=st.lists(runs, min_size=3, max_size=3)
+        target=prompts,
+        slots=st.sampled_from([1, 2, 3, 5, 8, 12]),
+        pieces=st.lists(runs, min_size=3, max_size=3),
+        eager=st.booleans(),
     )
-    def start(self, slots: int, pieces: list[list[tuple[int, int]]]) -> Any:
+    def start(self, slots: int, pieces: list[list[tuple[int, int]]], eager: bool) -> Any:
         self.slots = slots
+        self.eager = eager
         self.driver = Driver(slots)
         self.model = Model(slots)
         return multiple(*map(expand, pieces))
@@ -114,6 +119,11 @@ class CatalogMachine(RuleBasedStateMachine):
     @rule(plan=consumes(plans))
     def release(self, plan: list[Name]) -> None:
         self.act("unpin", plan)
+
+    @rule(plan=plans, at=st.integers(0, 5))
+    def find_damage(self, plan: list[Name], at: int) -> None:
+        if plan:
+            self.act("condemn", plan[at % len(plan)])
 
     # ---- writers
 
@@ -187,6 +197,32 @@ class CatalogMachine(RuleBasedStateMachine):
         self.clears += 1
         self.act("clear")
 
+    # ---- those who follow from outside
+
+    @rule()
+    def follow(self) -> None:
+        """Somebody who has read all events knows exactly what is there."""
+        driver = self.driver
+        driver.follow()
+        pages = {page.key: page for page in driver.catalog.resident(damaged=True)}
+        again = {fill.key: fill for fill in driver.fills.values()}  # a damaged page that is being written again
+        assert pages.keys() <= driver.known.keys() <= pages.keys() | again.keys()
+        pages = {**again, **pages}
+        for key, event in driver.known.items():
+            assert event.ids == pages[key].ids
+            parent = pages[key].parent
+            assert parent is not None
+            assert event.parent == (None if parent.is_root else parent.key)
+            while parent.parent is not None:
+                parent = parent.parent
+            assert event.namespace.digest == parent.key
+
+    @invariant()
+    def events_are_bounded(self) -> None:
+        if self.eager:
+            self.follow()
+        assert len(self.driver.events) <= 2 * self.driver.catalog.slots
+
     # ---- what must always hold
 
     @invariant()
@@ -222,6 +258,8 @@ class CatalogMachine(RuleBasedStateMachine):
         assert twin.slots() == self.driver.slots(), "the same operations chose other slots"
         self.driver.let_go()
         self.driver.clear()
+        self.driver.follow()
+        assert not self.driver.known
         catalog = self.driver.catalog
         assert (catalog.pages, catalog.pinned, catalog.bytes_used, catalog.namespaces) == (0, 0, 0, 0)
 

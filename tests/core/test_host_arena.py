@@ -101,3 +101,19 @@ def test_reading_and_writing_strided_tensors() -> None:
 def test_memory_that_cannot_be_had_is_said_in_one_sentence() -> None:
     with pytest.raises(CacheConfigError, match="lower its size"):
         HostArena(LAYOUT, 2**50)
+
+
+def test_a_page_that_changed_since_it_was_sealed_is_named() -> None:
+    arena = HostArena(UNEVEN, 4)
+    for slot in range(3):
+        for part in UNEVEN.parts:
+            arena.write(part, [slot], numbers(part, 5, slot))
+            arena.seal(part, slot, 5)
+    assert arena.damaged(K, [0, 1, 2]) == []
+    arena.write(K, [1], numbers(K, 5, 100))
+    assert arena.damaged(K, [0, 1, 2]) == [1]
+    assert arena.damaged(V, [0, 1, 2]) == []
+    assert arena.damaged(K, [3]) == [3], "a page that was never sealed"
+    arena.write(H, [2], numbers(H, 6, 100)[5:])
+    arena.write(H, [2], numbers(H, 5, 2))
+    assert arena.damaged(H, [2]) == [], "what lies past the sealed tokens does not count"

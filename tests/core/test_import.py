@@ -33,7 +33,8 @@ CORE = {
     "tailreplay.page": {"keys", "provenance", "siblings"},
     "tailreplay.eviction": {"page"},
     "tailreplay.decisions": {"page"},
-    "tailreplay.catalog": {"decisions", "errors", "eviction", "keys", "page", "provenance", "sizes", "slots"},
+    "tailreplay.events": {"keys", "page"},
+    "tailreplay.catalog": {"decisions", "errors", "events", "eviction", "keys", "page", "provenance", "sizes", "slots"},
     "tailreplay.plan": {"costs", "decisions", "modes", "page", "provenance", "topology"},
 }
 # Packages that may know an engine's library.

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tailreplay import HybridLM
 from tailreplay.engines.transformers.compat import DynamicLayer
 from tailreplay.engines.transformers.kv_layer import PreallocatedLayer
-from tailreplay.engines.transformers.streams import CopyStream
 from tailreplay.engines.transformers.text import TextStream
+from tailreplay.streams import CopyStream
 
 
 @pytest.mark.parametrize("capacity", [1, 5, 100])

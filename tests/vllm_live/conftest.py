@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
 
 BUNDLED = Path(__file__).parents[2] / "src" / "tailreplay" / "bundled"
 READY_SECONDS = 240
+REPLAY = "replay"
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +49,17 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def error(a: Finished, b: Finished) -> float:
+    """||a - b|| / ||b|| over all states of one kind, the worse of convolution and recurrence."""
+    worst = 0.0
+    for kind in range(2):
+        wrong = sum(
+            float((a.states[name][kind].double() - b.states[name][kind].double()).norm() ** 2) for name in a.states
+        )
+        worst = max(worst, (wrong / sum(float(s[kind].double().norm() ** 2) for s in b.states.values())) ** 0.5)
+    return worst
+
+
 @dataclass
 class Finished:
     """What one request left."""
@@ -60,33 +73,23 @@ class Finished:
 class Engine:
     """vLLM in this process, one request at a time, with the states of each at its end."""
 
-    def __init__(self, model: Path, **settings: Any) -> None:
+    def __init__(self, model: Path, engine: dict[str, Any] | None = None, **settings: Any) -> None:
         from vllm import LLM
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        self.llm = LLM(
-            str(model),
-            dtype="bfloat16",
-            enforce_eager=True,
-            enable_prefix_caching=False,
-            max_model_len=8192,
-            max_num_batched_tokens=2048,
-            kv_transfer_config=transfer_config(settings),
-        )
+        arguments = {
+            "dtype": "bfloat16",
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            "max_model_len": 8192,
+            "max_num_batched_tokens": 2048,
+        }
+        self.llm = LLM(str(model), **{**arguments, **(engine or {})}, kv_transfer_config=transfer_config(settings))
         self.worker = get_kv_transfer_group()._worker
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.deciding = self.scheduler.connector._scheduler
-        self.block = self.deciding.catalog.page_size
-
-    def close(self) -> None:
-        """Take the engine down, so that this process can have another."""
-        from vllm.distributed import cleanup_dist_env_and_memory
-        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
-
-        self.llm.llm_engine.engine_core.shutdown()
-        del self.llm, self.worker, self.scheduler, self.deciding
-        ensure_kv_transfer_shutdown()
-        cleanup_dist_env_and_memory()
+        self.geometry = self.scheduler.connector._geometry
+        self.block = self.geometry.block_size
 
     def run(self, ids: list[int], *, chunk: int = 0, max_tokens: int = 1, **options: Any) -> Finished:
         """Compute `ids`; `chunk` limits how many tokens a step computes of them."""
@@ -97,9 +100,7 @@ class Engine:
         original = connector.request_finished_all_groups
 
         def finished(request: Any, blocks: Any) -> Any:
-            seen["states"] = self.worker._states.read(
-                {group: blocks[group][0] for group in self.worker._geometry.state_groups}
-            )
+            seen["states"] = self.worker.states.read(self.geometry.state_blocks(blocks, request.num_computed_tokens))
             return original(request, blocks)
 
         # Not long_prefill_token_threshold: it has no effect on a request that is alone.
@@ -120,11 +121,23 @@ class Engine:
         report = (out.kv_transfer_params or {}).get("tailreplay", {})
         return Finished(list(out.outputs[0].token_ids), out.num_cached_tokens, report, seen["states"])
 
+    def close(self) -> None:
+        """Let go of everything, so that another engine can start in this process."""
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-@pytest.fixture(scope="session")
-def engine(slow_model: Path) -> Engine:
+        self.llm.llm_engine.engine_core.shutdown()
+        ensure_kv_transfer_shutdown()
+        del self.llm, self.worker, self.scheduler, self.deciding
+        cleanup_dist_env_and_memory()
+
+
+@pytest.fixture(scope="module")
+def engine(slow_model: Path) -> Iterator[Engine]:
     """The slow-decaying model, matches of any length."""
-    return Engine(slow_model, host_bytes="64MiB", min_match=1)
+    running = Engine(slow_model, host_bytes="64MiB", min_match=1)
+    yield running
+    running.close()
 
 
 def free_port() -> int:
@@ -178,7 +191,14 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of the bundled model."""
-    running = Server(tmp_path_factory.mktemp("server") / "log", {"host_bytes": "256MiB", "min_match": 16})
+    """A server of the bundled model that tells routers what it holds."""
+    folder = tmp_path_factory.mktemp("server")
+    events = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"ipc://{folder}/events",
+        "replay_endpoint": f"ipc://{folder}/{REPLAY}",
+    }
+    settings = {"host_bytes": "256MiB", "min_match": 16}
+    running = Server(folder / "log", settings, "--kv-events-config", json.dumps(events))
     yield running
     running.close()

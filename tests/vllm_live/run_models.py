@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from tests.vllm_live import tiny_models
-from tests.vllm_live.conftest import Engine
-from tests.vllm_live.test_states import error
+from tests.vllm_live.conftest import Engine, error
 
 IDS = [3 + i * 7919 % 997 for i in range(700)]
 MATCHED = 600

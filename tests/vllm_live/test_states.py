@@ -9,21 +9,10 @@ from typing import Any
 import pytest
 
 from tailreplay.engines.vllm import scheduler
-from tests.vllm_live.conftest import Engine, Finished
+from tests.vllm_live.conftest import Engine, error
 
 RANDOM = random.Random(0)
 BASE = [RANDOM.randrange(3, 1000) for _ in range(2900)]
-
-
-def error(a: Finished, b: Finished) -> float:
-    """||a - b|| / ||b|| over all states of one kind, the worse of convolution and recurrence."""
-    worst = 0.0
-    for kind in range(2):
-        wrong = sum(
-            float((a.states[name][kind].double() - b.states[name][kind].double()).norm() ** 2) for name in a.states
-        )
-        worst = max(worst, (wrong / sum(float(s[kind].double().norm() ** 2) for s in b.states.values())) ** 0.5)
-    return worst
 
 
 def after(m: int) -> list[int]:
@@ -124,7 +113,7 @@ def test_a_load_that_fails_is_recomputed(
         raise RuntimeError("the page is gone")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(stored.worker._arena, "read", broken)
+        patch.setattr(stored.worker.store.arena, "read", broken)
         failed = stored.run(prompt, mode="exact", store=False)
     assert failed.report["miss_reason"] == "load_failed"
     assert failed.report["matched"] == 0
@@ -141,7 +130,7 @@ def test_a_store_that_fails_is_counted_and_nothing_is_matched(stored: Engine, mo
         raise RuntimeError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored.worker._arena, "write", broken)
+        patch.setattr(stored.worker.store.arena, "write", broken)
         stored.run(prompt, mode="off")
         stored.run([5, 6, 7], mode="off", store=False)
     assert stored.deciding.catalog.pages == pages

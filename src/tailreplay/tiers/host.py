@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from xxhash import xxh3_64_intdigest
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.pages import PageLayout, PartSpec
@@ -46,6 +47,8 @@ class HostArena:
                 f"{format_bytes(slots * layout.page_bytes)} of host memory cannot be had for the cache: lower its size."
             ) from error
         self._block = block
+        # (slot, part) -> how many tokens were sealed, and their checksum.
+        self._sums: dict[tuple[int, str], tuple[int, int]] = {}
         self._regions: dict[str, torch.Tensor] = {}
         at = 0
         for part in layout.parts:
@@ -85,6 +88,25 @@ class HostArena:
         region = self._regions[part.name]
         for at, origin, count in self._runs(slots, start, stop):
             out[at : at + count].copy_(region[origin : origin + count], non_blocking=True)
+
+    def seal(self, part: PartSpec, slot: int, tokens: int) -> None:
+        """Note a checksum of the first `tokens` tokens of `part` in the page at `slot`, for `damaged`."""
+        self._sums[slot, part.name] = tokens, self._sum(part, slot, tokens)
+
+    def damaged(self, part: PartSpec, slots: Sequence[int]) -> list[int]:
+        """Return those of `slots` where `part` is not, byte by byte, what was sealed."""
+        wrong = []
+        for slot in slots:
+            tokens, expected = self._sums.get((slot, part.name), (0, None))
+            if expected is None or self._sum(part, slot, tokens) != expected:
+                wrong.append(slot)
+        return wrong
+
+    def _sum(self, part: PartSpec, slot: int, tokens: int) -> int:
+        start = slot * self.layout.page_size
+        rows = self._regions[part.name][start : start + tokens]
+        data: Any = rows.view(torch.uint8).numpy()
+        return xxh3_64_intdigest(data)
 
     def _runs(self, slots: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield (offset from `start`, first row in the region, rows), with neighbouring slots joined."""

@@ -13,10 +13,10 @@ from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.capture import Sink
 from tailreplay.engines.transformers.replay import replay
-from tailreplay.engines.transformers.streams import CopyStream
 from tailreplay.keys import Namespace
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT, Provenance
+from tailreplay.streams import CopyStream
 
 log = logging.getLogger("tailreplay")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from tailreplay.engines.vllm.plugin import tapped_model
 from tailreplay.engines.vllm.scheduler import SchedulerSide
 from tailreplay.engines.vllm.settings import parse_settings
 from tailreplay.engines.vllm.stats import TailReplayPromMetrics, TailReplayStats
+from tailreplay.engines.vllm.store import PageStore
 from tailreplay.engines.vllm.worker import WorkerSide
+from tailreplay.events import PageEvents
 
 
 class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # type: ignore[misc]
@@ -26,8 +29,10 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         self._geometry = compat.geometry(vllm_config, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._events = PageEvents() if compat.publishes_events(vllm_config) else None
         if role is compat.KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(self._settings, self._geometry, compat.fingerprint(vllm_config))
+            model = compat.fingerprint(vllm_config)
+            self._scheduler = SchedulerSide(self._settings, self._geometry, model, self._events)
 
     # ---- scheduler
 
@@ -52,6 +57,9 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduling.finished(request, block_ids)
 
+    def take_events(self) -> Iterable[compat.KVCacheEvent]:
+        return compat.kv_events(self._events.take()) if self._events is not None and len(self._events) else ()
+
     def get_kv_connector_stats(self) -> TailReplayStats | None:
         return TailReplayStats(self._scheduler.take_stats()) if self._scheduler is not None else None
 
@@ -69,10 +77,11 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         device = kv_caches[self._geometry.attention_layers[0]].device
+        ranks = compat.TensorRanks.current()
+        blocks = self._kv_cache_config.num_blocks
+        store = PageStore(self._settings, self._geometry, ranks, kv_caches, blocks)
         states = compat.StateBatch(self._vllm_config, self._kv_cache_config, self._geometry, device)
-        self._worker = WorkerSide(
-            self._settings, self._geometry, tapped_model(), kv_caches, states, self._kv_cache_config.num_blocks
-        )
+        self._worker = WorkerSide(self._settings, self._geometry, tapped_model(), store, states, ranks, device)
 
     def start_load_kv(self, forward_context: compat.ForwardContext, **kwargs: Any) -> None:
         self._working.begin(forward_context, self._step)

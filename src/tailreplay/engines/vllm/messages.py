@@ -33,16 +33,16 @@ class Put:
     ----------
     tag : int
         Names it in the report.
-    block : int
-        Attention block that holds the page's keys and values.
+    blocks : tuple of int
+        Attention blocks that hold the page's keys and values, from the one of token `start` on.
     start, count : int
-        Its tokens; a page of fewer tokens than the block is a sequence's last one.
+        Its tokens; a page that is not full is a sequence's last one.
     """
 
     tag: int
     request: str
     slot: int
-    block: int
+    blocks: tuple[int, ...]
     start: int
     count: int
 
@@ -53,8 +53,12 @@ class Load:
 
     Attributes
     ----------
-    slots, blocks : tuple of int
-        Page by page: where its bytes are stored, and the attention block to fill.
+    slots : tuple of int
+        Page by page: where its bytes are stored.
+    blocks : tuple of int
+        The request's attention blocks, from its first token on.
+    present : int
+        Tokens whose keys and values are there already, in blocks that others may share; a multiple of the block size.
     matched : int
         Tokens to restore; the last page may be used in part.
     tail : int
@@ -63,21 +67,32 @@ class Load:
         Their ids, for the embedding group.
     states : dict
         Block of each state group that the request's first forward reads.
+    waits : bool
+        Whether this step's forward already uses the result (a synchronous load).
     """
 
     request: str
     slots: tuple[int, ...]
     blocks: tuple[int, ...]
+    present: int
     matched: int
     tail: int
     tail_ids: tuple[int, ...]
     states: dict[int, int]
+    waits: bool = False
 
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """Orders for one step, in the order in which the worker obeys them: rows, puts, forgets; loads as time allows."""
+    """Orders for one step, in the order in which the worker obeys them: rows, puts, forgets; loads as time allows.
 
+    Attributes
+    ----------
+    page_size : int
+        What the scheduler takes a page to be. Both sides read it from the configuration; they must agree.
+    """
+
+    page_size: int
     rows: list[Rows] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
@@ -93,6 +108,10 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     stored: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
+    damaged: set[int] = field(default_factory=set)
+    """Slots whose bytes are not what was stored."""
+    loaded: set[str] = field(default_factory=set)
+    """Requests whose synchronous load has ended; asynchronous ones are reported to vLLM."""
     load_seconds: float = 0.0
     replay_seconds: float = 0.0
 
@@ -102,6 +121,8 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         return StepReport(
             (self.stored & other.stored) - failed,
             failed,
+            self.damaged | other.damaged,
+            self.loaded | other.loaded,
             max(self.load_seconds, other.load_seconds),
             max(self.replay_seconds, other.replay_seconds),
         )

@@ -9,14 +9,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from tailreplay.catalog import Catalog
+from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
 from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
 from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.errors import InvalidRequestError
+from tailreplay.events import PageEvents
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, token_bytes
-from tailreplay.plan import ReplayPlan, make_plan, without_reuse
+from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
 
 log = logging.getLogger("vllm.tailreplay")
 _WORTH_WAITING = 64
@@ -29,14 +31,16 @@ class SchedulerSide:
     ----------
     model : str
         All of the engine's configuration that cached numbers depend on.
+    events : PageEvents, optional
+        Is told what the catalog gets and loses.
     """
 
-    def __init__(self, settings: Settings, geometry: Geometry, model: str) -> None:
+    def __init__(self, settings: Settings, geometry: Geometry, model: str, events: PageEvents | None = None) -> None:
         self._settings = settings
         self._geometry = geometry
         self._model = model
-        self._page_size = geometry.block_size
-        self.catalog = Catalog(self._page_size, settings.host_bytes, geometry.page_bytes)
+        self._page_size = geometry.page_size
+        self.catalog = Catalog(self._page_size, settings.host_bytes, geometry.page_bytes, events)
         self._requests: dict[str, Tracked] = {}
         self._loads: list[Load] = []
         self._finals: list[tuple[Tracked, list[Put]]] = []
@@ -46,7 +50,7 @@ class SchedulerSide:
         self._warned = False
         self._evictions = 0
         self.counts: Counter[str] = Counter()
-        self._writer = PageWriter(self.catalog, settings.min_match, self.counts)
+        self._writer = PageWriter(self.catalog, geometry.block_size, settings.min_match, self.counts)
 
     # ---- look-up
 
@@ -68,9 +72,13 @@ class SchedulerSide:
             return None, False
         plan = make_plan(found, request.num_tokens, reuse, self._geometry.topology, min_match=self._settings.min_match)
         tracked.report = None
+        tracked.present = computed
+        if computed and plan.matched - computed <= plan.replayed:
+            # vLLM's own exact state lies so near that computing the rest costs no more than replaying.
+            plan = with_engines_own(plan, computed, self._page_size)
         self._set_plan(tracked, plan)
         extra = plan.matched - computed
-        return (extra, True) if extra > 0 else (0, False)
+        return (extra, self._settings.async_loads) if extra > 0 else (0, False)
 
     def allocated(self, request: Any, blocks: tuple[list[int], ...], external: int) -> None:
         """Note the blocks that vLLM gave a request; begin the load if there is one."""
@@ -83,8 +91,16 @@ class SchedulerSide:
             tracked.loading = True
             self._loads.append(self._load(tracked, plan, blocks))
             self._writer.open(tracked, plan)
+            if self._geometry.aligned_states and not plan.exact:
+                # Else vLLM's own prefix cache would hand what follows to everybody as exact.
+                compat.isolate(request)
+                tracked.isolated = True
+            if not self._settings.async_loads:
+                self._report(tracked, plan)
         elif tracked.page is None and tracked.report is None:
-            miss = plan if plan is None or plan.matched == 0 else without_reuse(plan, "not_loaded")
+            miss = plan
+            if plan is not None and plan.matched > tracked.present:
+                miss = without_reuse(plan, "not_loaded")
             self._release_plan(tracked)
             self._report(tracked, miss)
             self._writer.open(tracked, miss)
@@ -99,7 +115,7 @@ class SchedulerSide:
         blocks_of : callable
             ``blocks_of(request_id)`` returns the request's blocks by KV cache group.
         """
-        meta = StepMetadata(loads=self._loads)
+        meta = StepMetadata(self._page_size, loads=self._loads)
         self._loads = []
         for request in output.preempted_req_ids or ():
             self._drop(request, meta.forgets)
@@ -116,7 +132,7 @@ class SchedulerSide:
             if tracked.page is None:
                 continue
             blocks = blocks_of(request)[self._geometry.attention_group]
-            size = self._page_size
+            size = self._geometry.block_size
             meta.rows.append(Rows(request, start, count, blocks[start // size] * size + start % size))
             self._writer.seal(tracked, blocks, meta.puts)
         meta.forgets += self._forgets
@@ -133,6 +149,11 @@ class SchedulerSide:
             if report.load_seconds or report.replay_seconds:
                 self.counts["load_microseconds"] += int(report.load_seconds * 1e6)
                 self.counts["replay_microseconds"] += int(report.replay_seconds * 1e6)
+            self._condemn(report.damaged)
+            for request in report.loaded:
+                if request in self._requests:
+                    self._requests[request].loading = False
+                    self._release_plan(self._requests[request])
         failures = set(failed)
         for request in received:
             tracked = self._requests.get(request)
@@ -197,6 +218,15 @@ class SchedulerSide:
 
     # ---- inside: requests
 
+    def _condemn(self, slots: set[int]) -> None:
+        """Let pages whose bytes are wrong not be matched again. The loads that met them still pin them."""
+        if not slots:
+            return
+        pages = {page.slot: page for tracked in self._requests.values() if tracked.plan for page in tracked.plan.pages}
+        for slot in sorted(slots & set(pages)):
+            self.counts["damaged_pages"] += 1
+            self.catalog.condemn(pages[slot])
+
     def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
@@ -254,6 +284,9 @@ class SchedulerSide:
             self._writer.close(tracked)
             tracked.in_flight = False
             tracked.report = None
+            self.counts["preemptions"] += 1
+            if tracked.isolated:
+                compat.isolate(tracked.request)  # not even this request may find its own approximate states again
             forgets.append(request)
 
     def _forget(self, tracked: Tracked) -> None:
@@ -289,6 +322,7 @@ class SchedulerSide:
             "provenance": str(plan.provenance),
             "miss_reason": plan.miss_reason,
             "stop": plan.stop,
+            "source": "engine" if plan.matched and plan.matched == tracked.present else "tailreplay",
         }
 
     def _load(self, tracked: Tracked, plan: ReplayPlan, blocks: tuple[list[int], ...]) -> Load:
@@ -297,11 +331,13 @@ class SchedulerSide:
         return Load(
             request=tracked.request.request_id,
             slots=tuple(page.slot for page in plan.pages),
-            blocks=tuple(blocks[self._geometry.attention_group][: len(plan.pages)]),
+            blocks=tuple(blocks[self._geometry.attention_group][: -(-plan.matched // self._geometry.block_size)]),
+            present=tracked.present,
             matched=plan.matched,
             tail=tail,
             tail_ids=tuple(ids),
-            states={group: blocks[group][0] for group in self._geometry.state_groups},
+            states=self._geometry.state_blocks(blocks, plan.matched),
+            waits=not self._settings.async_loads,
         )
 
     def _flush_finals(self, meta: StepMetadata) -> None:

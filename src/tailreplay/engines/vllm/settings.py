@@ -32,6 +32,11 @@ class Settings:
         in the next step.
     prefix_wait : float
         Seconds that a request waits at most for another one that is just computing its prefix.
+    checksums : bool
+        Whether pages are checked against what was stored before they are used.
+    async_loads : bool
+        Whether a hit is restored beside other requests' steps. False restores it before the step that needs it, which
+        stalls all of them, and ends the engine if a page cannot be read: for measurements.
     """
 
     host_bytes: int = 4 << 30
@@ -40,6 +45,8 @@ class Settings:
     min_tail: int = 64
     max_replay_tokens_per_step: int = 2048
     prefix_wait: float = 30.0
+    checksums: bool = True
+    async_loads: bool = True
 
     @property
     def reuse(self) -> Reuse:
@@ -69,6 +76,9 @@ def parse_settings(extra: Mapping[str, Any]) -> Settings:
     wait = values.get("prefix_wait", 0)
     if isinstance(wait, bool) or not isinstance(wait, (int, float)) or wait < 0:
         raise CacheConfigError(f"The connector setting 'prefix_wait' must be seconds, at least 0, got {wait!r}.")
+    for name in ("checksums", "async_loads"):
+        if not isinstance(values.get(name, True), bool):
+            raise CacheConfigError(f"The connector setting '{name}' must be true or false, got {values[name]!r}.")
     settings = Settings(**values)
     try:
         _ = settings.reuse

@@ -15,6 +15,8 @@ SERIES = {
     "miss": ("misses", "Requests that reused nothing, by why.", "reason"),
     "refused": ("refused_pages", "Pages that were not stored, by why.", "reason"),
     "evicted_pages": ("evicted_pages", "Pages that made room for others.", None),
+    "damaged_pages": ("damaged_pages", "Pages whose bytes were not what was stored.", None),
+    "preemptions": ("preemptions", "Requests that gave up their blocks and began again.", None),
     "bad_params": ("bad_params", "Requests whose tailreplay parameters were ignored since they were wrong.", None),
     "load_microseconds": ("load_microseconds", "Time spent copying cached keys and values into place.", None),
     "replay_microseconds": ("replay_microseconds", "Time spent replaying.", None),

@@ -18,14 +18,17 @@ class PageWriter:
 
     Parameters
     ----------
+    block_size : int
+        Tokens of one of the engine's blocks.
     min_match : int
         A prompt's end that is shorter is not stored by itself.
     counts : Counter
         Refusals are counted here.
     """
 
-    def __init__(self, catalog: Catalog, min_match: int, counts: Counter[str]) -> None:
+    def __init__(self, catalog: Catalog, block_size: int, min_match: int, counts: Counter[str]) -> None:
         self._catalog = catalog
+        self._block_size = block_size
         self._page_size = catalog.page_size
         self._min_match = min_match
         self._counts = counts
@@ -35,6 +38,10 @@ class PageWriter:
     def open(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
         """Begin to store after the plan's last full page, or from the first token."""
         if not tracked.options.store:
+            return
+        if plan is not None and len(plan.pages) * self._page_size < plan.matched:
+            # The engine's own cache had more of the prefix than is stored: nothing can follow what is missing.
+            self._counts["refused:gap"] += 1
             return
         full = plan.matched // self._page_size if plan is not None else 0
         page = plan.pages[full - 1] if plan is not None and full else self._catalog.root(tracked.namespace)
@@ -83,8 +90,9 @@ class PageWriter:
             self._tag += 1
             self._puts[self._tag] = (tracked, admission.fill, admission.page)
             tracked.puts += 1
-            block = blocks[start // self._page_size]
-            puts.append(Put(self._tag, tracked.request.request_id, admission.fill.slot, block, start, count))
+            size = self._block_size
+            covering = tuple(blocks[start // size : -(-(start + count) // size)])
+            puts.append(Put(self._tag, tracked.request.request_id, admission.fill.slot, covering, start, count))
         if whole:
             # One pin for the put in flight (given by admit), one for the chain.
             if admission.fill is not None:

@@ -24,6 +24,10 @@ class Tracked:
         Encoded tokens (see `tailreplay.keys.token_bytes`) that will be in the cache: its prompt; at its end, all of them.
     plan : ReplayPlan or None
         Its pages are pinned while it is here: from the look-up until the load has ended.
+    present : int
+        Tokens that vLLM's own prefix cache has for it.
+    isolated : bool
+        Whether its blocks are kept out of vLLM's own prefix cache.
     loading : bool
         Whether the worker is restoring the plan.
     page : Page or None
@@ -52,6 +56,8 @@ class Tracked:
     expected: bytes
     first_asked: float
     plan: ReplayPlan | None = None
+    present: int = 0
+    isolated: bool = False
     loading: bool = False
     page: Page | None = None
     stored: int = 0

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from tailreplay.engines.vllm import compat
-from tailreplay.engines.vllm.compat import Geometry
+from tailreplay.engines.vllm.compat import Geometry, TensorRanks
 from tailreplay.engines.vllm.held import HeldHiddens
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
 from tailreplay.engines.vllm.plugin import TappedModel
 from tailreplay.engines.vllm.replay import Tail, replay
 from tailreplay.engines.vllm.settings import Settings
-from tailreplay.pages import PageLayout, PartSpec
-from tailreplay.tiers.host import HostArena
+from tailreplay.engines.vllm.store import PageStore
+from tailreplay.errors import CacheConfigError
 
 log = logging.getLogger("vllm.tailreplay")
 
@@ -31,14 +32,17 @@ class _Job:
 
 
 class WorkerSide:
-    """Obeys one `StepMetadata` a step. One thread.
+    """Obeys one `StepMetadata` a step. One thread. All ranks of a stage do the same things in the same order.
 
     Parameters
     ----------
-    caches : dict
-        vLLM's cache tensors by layer name.
     states : compat.StateBatch
         Runs recurrent layers outside vLLM's forward.
+
+    Attributes
+    ----------
+    observer : callable or None
+        For debugging: called with each load that has ended well, before anything else runs on its states.
     """
 
     def __init__(
@@ -46,20 +50,19 @@ class WorkerSide:
         settings: Settings,
         geometry: Geometry,
         model: TappedModel,
-        caches: dict[str, torch.Tensor],
+        store: PageStore,
         states: compat.StateBatch,
-        blocks: int,
+        ranks: TensorRanks,
+        device: torch.device,
     ) -> None:
         self._geometry = geometry
         self._model = model
-        self._states = states
-        self._budget = settings.max_replay_tokens_per_step
-        self._keys_values = [_by_block(caches[name], blocks) for name in geometry.attention_layers]
-        self._layout = _layout(geometry, self._keys_values)
-        slots = settings.host_bytes // geometry.page_bytes
-        device = self._keys_values[0].device
-        self._arena = HostArena(self._layout, slots, pin=device.type == "cuda")
+        self.store = store
+        self.states = states
+        self._ranks = ranks
         self._device = device
+        self._budget = settings.max_replay_tokens_per_step
+        self.observer: Callable[[Load], None] | None = None
         self._held: dict[str, HeldHiddens] = {}
         self._jobs: list[_Job] = []
         self._slots: torch.Tensor | None = None
@@ -71,12 +74,19 @@ class WorkerSide:
     # ---- a step, in the order in which vLLM calls
 
     def begin(self, context: compat.ForwardContext, meta: StepMetadata) -> None:
-        """Take new loads and go on with those under way. Runs after the step's forward, as every load is asynchronous."""
+        """Take new loads. Runs after the step's forward, but before it if that forward needs one of them."""
+        if meta.page_size != self._geometry.page_size:
+            raise CacheConfigError(
+                f"vLLM's scheduler and worker chose different attention layouts (pages of {meta.page_size} and "
+                f"{self._geometry.page_size} tokens): name one with --attention-backend."
+            )
         self._slots = compat.slot_mapping(context, self._geometry.attention_layers[0])
         self._jobs += [_Job(load) for load in meta.loads]
+        while any(job.load.waits for job in self._jobs):
+            self._work()
 
     def end(self, meta: StepMetadata) -> None:
-        """Collect this step's hiddens, store its pages, then replay."""
+        """Collect this step's hiddens, store its pages, then go on with the loads under way."""
         self._collect(meta.rows)
         broken: set[str] = set()
         for put in meta.puts:
@@ -119,7 +129,7 @@ class WorkerSide:
             if held is None:
                 held = self._held[row.request] = HeldHiddens(len(self._model.taps), row.start)
             try:
-                held.add(row.start, [tap[index : index + row.count] for tap in self._model.taps])
+                held.add(row.start, [self._ranks.share(tap[index : index + row.count]) for tap in self._model.taps])
             except ValueError as error:
                 log.warning("Not storing more of a request: %s.", error)
             if not row_of:
@@ -127,11 +137,7 @@ class WorkerSide:
 
     def _put(self, put: Put) -> bool:
         try:
-            hiddens = self._held[put.request].take(put.start, put.count)
-            for (part,), cache in zip(self._layout.kv, self._keys_values, strict=True):
-                self._arena.write(part, [put.slot], cache[put.block].view(self._geometry.block_size, *part.shape))
-            for part, rows in zip(self._layout.hidden, hiddens, strict=True):
-                self._arena.write(part, [put.slot], rows)
+            self.store.put(put, self._held[put.request].take(put.start, put.count))
         except Exception:
             log.exception("Storing a page failed.")
             return False
@@ -142,9 +148,7 @@ class WorkerSide:
     def _work(self) -> None:
         """Copy and replay, at most `_budget` tokens in all; what is left goes on in the next step."""
         begin = time.perf_counter()
-        for job in list(self._jobs):
-            if not job.copied:
-                self._try_to_copy(job)
+        self._copy([job for job in self._jobs if not job.copied])
         copied = time.perf_counter()
         self._report.load_seconds += copied - begin
         budget, batch = self._budget, []
@@ -154,74 +158,68 @@ class WorkerSide:
                 batch.append(Tail(job.load, job.done, count))
                 budget -= count
         if batch:
-            try:
-                replay(self._model, self._states, batch, self._read_hidden, self._device)
-            except Exception:
-                # The batch is lost as a whole: its states are half written.
-                log.exception("Replaying failed.")
-                lost = {tail.load.request for tail in batch}
-                for job in [job for job in self._jobs if job.load.request in lost]:
-                    self._end(job, failed=True)
-            else:
-                done = {tail.load.request: tail.done + tail.count for tail in batch}
-                for job in self._jobs:
-                    job.done = done.get(job.load.request, job.done)
+            self._replay(batch)
+        self.store.wait()
         for job in [job for job in self._jobs if job.copied and job.done >= job.load.tail]:
             self._end(job, failed=False)
         self._report.replay_seconds += time.perf_counter() - copied
 
-    def _try_to_copy(self, job: _Job) -> None:
+    def _copy(self, jobs: list[_Job]) -> None:
+        """Begin loads. Only those that are fine on every rank go on: replay runs on all of them together."""
+        fine = self._ranks.agree([self._try_to_copy(job) for job in jobs])
+        for job, good in zip(jobs, fine, strict=True):
+            job.copied = good
+            if not good:
+                self._end(job, failed=True)
+
+    def _try_to_copy(self, job: _Job) -> bool:
+        load, page = job.load, self._geometry.page_size
         try:
-            self._copy(job)
+            damaged = self.store.damaged(load)
+            if damaged:
+                log.warning("%d cached pages are not what was stored; the request is computed instead.", len(damaged))
+                self._report.damaged |= damaged
+                return False
+            self.store.fill(load)
+            if load.tail == 0:
+                self.states.zero(load.states)
+            # The hiddens of the last, partial page are held again, since the request will fill that page.
+            start = load.matched // page * page
+            held = self._held[load.request] = HeldHiddens(len(self._model.taps), start)
+            if start < load.matched:
+                held.add(start, self.store.hidden_shares(load, start, load.matched))
         except Exception:
             log.exception("Loading a page failed.")
-            self._end(job, failed=True)
+            return False
+        return True
 
-    def _copy(self, job: _Job) -> None:
-        """Copy a load's pages into its attention blocks, and hold the hiddens of its last, partial page again."""
-        load, size = job.load, self._geometry.block_size
-        for (part,), cache in zip(self._layout.kv, self._keys_values, strict=True):
-            for slot, block in zip(load.slots, load.blocks, strict=True):
-                # Whole blocks: what lies past the match is never attended before it is written.
-                self._arena.read(part, [slot], 0, size, cache[block].view(size, *part.shape))
-        if load.tail == 0:
-            self._states.zero(load.states)
-        start = load.matched // size * size
-        held = self._held[load.request] = HeldHiddens(len(self._model.taps), start)
-        if start < load.matched:
-            held.add(
-                start,
-                [self._read_hidden(load, group, start, load.matched) for group in range(len(self._layout.hidden))],
-            )
-        job.copied = True
+    def _replay(self, batch: list[Tail]) -> None:
+        try:
+            replay(self._model, self.states, batch, self.store.hidden, self._device)
+        except Exception:
+            if self._ranks.size > 1:
+                raise  # the other ranks wait inside the same batch: nobody can go on
+            # The batch is lost as a whole: its states are half written.
+            log.exception("Replaying failed.")
+            lost = {tail.load.request for tail in batch}
+            for job in [job for job in self._jobs if job.load.request in lost]:
+                self._end(job, failed=True)
+            return
+        done = {tail.load.request: tail.done + tail.count for tail in batch}
+        for job in self._jobs:
+            job.done = done.get(job.load.request, job.done)
 
     def _end(self, job: _Job, failed: bool) -> None:
         self._jobs = [other for other in self._jobs if other is not job]
-        self._received.add(job.load.request)
+        request = job.load.request
         if failed:
-            self._failed.add(job.load.request)
-            self._held.pop(job.load.request, None)
-
-    def _read_hidden(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
-        part = self._layout.hidden[group]
-        out = torch.empty((stop - start, *part.shape), dtype=part.dtype, device=self._device)
-        self._arena.read(part, load.slots, start, stop, out)
-        return out
-
-
-def _by_block(cache: torch.Tensor, blocks: int) -> torch.Tensor:
-    """View a layer's cache with one row a block: kernels may cut a block into several of their own."""
-    per_block = cache.shape[0] // blocks
-    return cache if per_block == 1 else cache.view(blocks, per_block, *cache.shape[1:])
-
-
-def _layout(geometry: Geometry, caches: list[torch.Tensor]) -> PageLayout:
-    """Keys and values as they lie in a block, which only the kernels understand; hiddens token by token."""
-    kv = tuple(
-        (PartSpec(f"kv:{name}", (cache[0].numel() // geometry.block_size,), cache.dtype),)
-        for name, cache in zip(geometry.attention_layers, caches, strict=True)
-    )
-    hidden = tuple(
-        PartSpec(f"h{group.index}", (geometry.d_model,), geometry.dtype) for group in geometry.topology.stored_groups
-    )
-    return PageLayout(geometry.block_size, kv, hidden)
+            if job.load.waits:
+                raise RuntimeError("A synchronous load failed, and the forward that needs it cannot be taken back.")
+            self._failed.add(request)
+            self._held.pop(request, None)
+        elif self.observer is not None:
+            self.observer(job.load)
+        if job.load.waits:
+            self._report.loaded.add(request)
+        else:
+            self._received.add(request)

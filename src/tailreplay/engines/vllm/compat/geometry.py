@@ -1,0 +1,218 @@
+"""How one engine lays out its cache, read from the configuration before any tensor exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MambaSpec
+
+from tailreplay.errors import CacheConfigError
+from tailreplay.layer_types import layer_types_of
+from tailreplay.topology import Topology
+
+CONNECTOR = "TailReplayConnector"
+PAGE_TOKENS = 64
+# Attention kernels whose cache keeps each token's keys and values apart, so that tokens can be cut out of a block.
+SLICEABLE = frozenset(
+    {
+        "FLASH_ATTN",
+        "FLASHINFER",
+        "TRITON_ATTN",
+        "FLASHMLA",
+        "FLASH_ATTN_MLA",
+        "FLASHINFER_MLA",
+        "CUTLASS_MLA",
+        "TRITON_MLA",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the cache is laid out.
+
+    Attributes
+    ----------
+    block_size : int
+        Tokens of one attention block.
+    page_size : int
+        Tokens of one page: 64 where tokens can be cut out of a block, else the block.
+    attention_group : int
+        Index of the KV cache group of the attention layers.
+    attention_layers : tuple of str
+        Names of those that this rank holds.
+    state_groups : dict
+        Index of each group of recurrent layers -> their names.
+    aligned_states : bool
+        Whether a state lies in the block of its last token (vLLM's own prefix caching), or always in the first.
+    kv_token_bytes : int
+        Bytes of one token in one attention layer of one rank.
+    d_model : int
+    dtype : torch.dtype
+        Of hiddens.
+    stages : tuple of Topology
+        Of each pipeline stage.
+    stage : int
+        This rank's.
+    tensor_ranks : int
+        Ranks that hold a stage together.
+    """
+
+    block_size: int
+    page_size: int
+    attention_group: int
+    attention_layers: tuple[str, ...]
+    state_groups: dict[int, tuple[str, ...]]
+    aligned_states: bool
+    kv_token_bytes: int
+    d_model: int
+    dtype: torch.dtype
+    stages: tuple[Topology, ...]
+    stage: int
+    tensor_ranks: int
+
+    @property
+    def topology(self) -> Topology:
+        """Groups that this rank captures and replays."""
+        return self.stages[self.stage]
+
+    @property
+    def is_sliceable(self) -> bool:
+        """Whether pages are cut out of blocks."""
+        return self.page_size != self.block_size
+
+    @property
+    def hidden_width(self) -> int:
+        """Elements of each hidden that one rank stores."""
+        return self.d_model // self.tensor_ranks
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page on the rank that needs most: every rank has as many slots."""
+        return self.page_size * max(
+            len(stage.attention_layers) * self.kv_token_bytes
+            + len(stage.stored_groups) * self.hidden_width * self.dtype.itemsize
+            for stage in self.stages
+        )
+
+    def state_blocks(self, blocks: tuple[list[int], ...], computed: int) -> dict[int, int]:
+        """Return the block of each state group where the forward after `computed` tokens finds a request's state."""
+        column = (computed - 1) // self.block_size if self.aligned_states else 0
+        return {group: blocks[group][column] for group in self.state_groups}
+
+
+def is_configured(config: VllmConfig) -> bool:
+    """Whether this engine was started with our connector."""
+    transfer = config.kv_transfer_config
+    return transfer is not None and transfer.kv_connector == CONNECTOR
+
+
+def topology_of(config: VllmConfig) -> Topology:
+    """Return the groups of the model that vLLM is about to run."""
+    return Topology.from_layer_types(layer_types_of(config.model_config.hf_text_config))
+
+
+def stages_of(config: VllmConfig) -> tuple[Topology, ...]:
+    """Return the groups of each pipeline stage, by the borders that vLLM draws."""
+    from vllm.distributed.utils import get_pp_indices
+
+    topology = topology_of(config)
+    count = config.parallel_config.pipeline_parallel_size
+    return topology.stages([get_pp_indices(len(topology.kinds), stage, count) for stage in range(count)])
+
+
+def stage_of(config: VllmConfig) -> int:
+    """Return the pipeline stage of this process; the scheduler, which is in none, counts as the first."""
+    parallel = config.parallel_config
+    rank: int = parallel.rank
+    tensor_ranks: int = parallel.tensor_parallel_size
+    stages: int = parallel.pipeline_parallel_size
+    return rank // tensor_ranks % stages
+
+
+def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
+    """Read the layout.
+
+    Raises
+    ------
+    CacheConfigError
+        If the engine runs in a way that is not supported; one sentence.
+    """
+    _refuse(config)
+    attention: list[int] = []
+    states: dict[int, tuple[str, ...]] = {}
+    for index, group in enumerate(kv_cache.kv_cache_groups):
+        if isinstance(group.kv_cache_spec, MambaSpec):
+            states[index] = tuple(group.layer_names)
+        elif isinstance(group.kv_cache_spec, FullAttentionSpec):
+            attention.append(index)
+        else:
+            kind = type(group.kv_cache_spec).__name__
+            raise CacheConfigError(f"tailreplay does not know vLLM's cache kind '{kind}' that this model uses.")
+    if len(attention) != 1:
+        raise CacheConfigError(
+            f"tailreplay needs one group of attention layers in vLLM, this model has {len(attention)}."
+        )
+    group = kv_cache.kv_cache_groups[attention[0]]
+    spec = group.kv_cache_spec
+    parallel = config.parallel_config
+    d_model = config.model_config.get_hidden_size()
+    if d_model % parallel.tensor_parallel_size:
+        raise CacheConfigError(
+            f"tailreplay cannot share hiddens of width {d_model} between {parallel.tensor_parallel_size} ranks."
+        )
+    sliceable = attention_kernels(config, list(group.layer_names)) in SLICEABLE
+    return Geometry(
+        block_size=spec.block_size,
+        page_size=min(PAGE_TOKENS, spec.block_size) if sliceable else spec.block_size,
+        attention_group=attention[0],
+        attention_layers=tuple(group.layer_names),
+        state_groups=states,
+        aligned_states=config.cache_config.mamba_cache_mode == "align",
+        kv_token_bytes=spec.real_page_size_bytes // spec.block_size,
+        d_model=d_model,
+        dtype=config.model_config.dtype,
+        stages=stages_of(config),
+        stage=stage_of(config),
+        tensor_ranks=parallel.tensor_parallel_size,
+    )
+
+
+def attention_kernels(config: VllmConfig, layers: list[str]) -> str:
+    """Return the name of vLLM's attention backend, "" if the layers have different ones."""
+    from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+
+    names = {backend.get_name() for backend in get_current_attn_backends(config, layers)}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _refuse(config: VllmConfig) -> None:
+    """Raise for what would give wrong numbers."""
+    if config.speculative_config is not None:
+        raise CacheConfigError("tailreplay does not support speculative decoding in vLLM yet: start without it.")
+    mode = config.cache_config.mamba_cache_mode
+    if mode not in ("none", "align"):
+        raise CacheConfigError(f"tailreplay does not know vLLM's mamba cache mode '{mode}': use 'none' or 'align'.")
+    if config.cache_config.use_replayssm:
+        raise CacheConfigError("tailreplay cannot restore the states that --use-replayssm keeps: start without it.")
+    parallel = config.parallel_config
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        raise CacheConfigError("tailreplay does not support context parallelism in vLLM: start without it.")
+
+
+def fingerprint(config: VllmConfig) -> str:
+    """Return all of the configuration that numbers in a cache depend on, as text."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    fields: tuple[Any, ...] = (
+        model.model,
+        model.revision,
+        str(model.dtype),
+        model.quantization,
+        cache.cache_dtype,
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+    )
+    return repr(fields)

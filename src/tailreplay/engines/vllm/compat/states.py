@@ -1,0 +1,101 @@
+"""Recurrent layers run outside vLLM's own forward, on states in vLLM's own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.forward_context import ForwardContext, set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from tailreplay.engines.vllm.compat.geometry import Geometry
+
+
+class StateBatch:
+    """Runs recurrent layers on several sequences at once, outside vLLM's own forward.
+
+    Parameters
+    ----------
+    config : VllmConfig
+    kv_cache : KVCacheConfig
+    geometry : Geometry
+    """
+
+    def __init__(self, config: VllmConfig, kv_cache: KVCacheConfig, geometry: Geometry, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        self._groups = geometry.state_groups
+        self._aligned = geometry.aligned_states
+        self._block_size = geometry.block_size
+        layers = config.compilation_config.static_forward_context
+        self._layers = layers
+        self._builders = {
+            index: layers[names[0]]
+            .get_attn_backend()
+            .get_builder_cls()(kv_cache.kv_cache_groups[index].kv_cache_spec, list(names), config, device)
+            for index, names in geometry.state_groups.items()
+        }
+
+    @contextmanager
+    def running(self, done: Sequence[int], counts: Sequence[int], blocks: Sequence[dict[int, int]]) -> Iterator[None]:
+        """Let layers called inside read and write the states of these sequences.
+
+        Parameters
+        ----------
+        done : sequence of int
+            Tokens each sequence has replayed before; 0 starts from the zero state.
+        counts : sequence of int
+            Tokens each sequence runs now, concatenated in this order.
+        blocks : sequence of dict
+            Block of each state group that holds a sequence's state, whatever its length.
+        """
+        starts = torch.tensor([0, *torch.tensor(list(counts)).cumsum(0).tolist()], dtype=torch.int32)
+        lengths = torch.tensor([before + now for before, now in zip(done, counts, strict=True)], dtype=torch.int32)
+        total = int(starts[-1])
+        # With states at their last token's block, vLLM looks them up by column: here every column is the same block.
+        columns = -(-int(lengths.max()) // self._block_size) if self._aligned else 1
+        metadata: dict[str, Any] = {}
+        for index, names in self._groups.items():
+            table = torch.tensor([[block[index]] * columns for block in blocks], dtype=torch.int32, device=self._device)
+            common = CommonAttentionMetadata(
+                query_start_loc=starts.to(self._device),
+                query_start_loc_cpu=starts,
+                seq_lens=lengths.to(self._device),
+                num_reqs=len(counts),
+                num_actual_tokens=total,
+                max_query_len=max(counts),
+                max_seq_len=int(lengths.max()),
+                block_table_tensor=table,
+                slot_mapping=torch.zeros(total, dtype=torch.long, device=self._device),
+                is_prefilling=torch.ones(len(counts), dtype=torch.bool),
+                seq_lens_cpu_upper_bound=lengths,
+            )
+            built = self._builders[index].build(0, common)
+            metadata.update(dict.fromkeys(names, built))
+        with set_forward_context(metadata, self._config, num_tokens=total):
+            yield
+
+    def zero(self, blocks: dict[int, int]) -> None:
+        """Set the states in `blocks` to zero."""
+        for index, names in self._groups.items():
+            for name in names:
+                for state in self._layers[name].kv_cache:
+                    state[blocks[index]].zero_()
+
+    def read(self, blocks: dict[int, int]) -> dict[str, list[torch.Tensor]]:
+        """Return copies of the states in `blocks`, by layer name. For checks."""
+        return {
+            name: [state[blocks[index]].clone() for state in self._layers[name].kv_cache]
+            for index, names in self._groups.items()
+            for name in names
+        }
+
+
+def slot_mapping(context: ForwardContext, layer: str) -> torch.Tensor | None:
+    """Return the physical slot of every row of the running batch, or None in a step without a forward."""
+    mapping = context.slot_mapping
+    return mapping.get(layer) if isinstance(mapping, dict) else None

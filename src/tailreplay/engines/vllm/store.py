@@ -1,0 +1,102 @@
+"""The bytes of one rank's pages: from vLLM's cache to host memory and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tailreplay.engines.vllm.compat import Geometry, TensorRanks
+from tailreplay.engines.vllm.kv_blocks import KVBlocks, OpaqueBlocks, TokenBlocks
+from tailreplay.engines.vllm.messages import Load, Put
+from tailreplay.engines.vllm.settings import Settings
+from tailreplay.pages import PageLayout, PartSpec
+from tailreplay.streams import CopyStream
+from tailreplay.tiers.host import HostArena
+
+
+class PageStore:
+    """Keys and values of this rank's layers and its share of the hiddens, page by page.
+
+    Parameters
+    ----------
+    caches : dict
+        vLLM's cache tensors by layer name.
+    blocks : int
+        Number of blocks in each.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        ranks: TensorRanks,
+        caches: dict[str, torch.Tensor],
+        blocks: int,
+    ) -> None:
+        kind = TokenBlocks if geometry.is_sliceable else OpaqueBlocks
+        self._layers: list[KVBlocks] = [
+            kind(f"kv:{name}", caches[name], blocks, geometry.block_size) for name in geometry.attention_layers
+        ]
+        self._hidden = tuple(
+            PartSpec(f"h{group.index}", (geometry.hidden_width,), geometry.dtype)
+            for group in geometry.topology.stored_groups
+        )
+        self._page = geometry.page_size
+        self._ranks = ranks
+        self._checks = settings.checksums
+        self._device = next(iter(caches.values())).device
+        self._stream = CopyStream(self._device)
+        layout = PageLayout(self._page, tuple((layer.part,) for layer in self._layers), self._hidden)
+        slots = settings.host_bytes // geometry.page_bytes
+        self.arena = HostArena(layout, slots, pin=self._device.type == "cuda")
+
+    def put(self, put: Put, hiddens: Sequence[torch.Tensor]) -> None:
+        """Write a page. Mutates the arena.
+
+        Parameters
+        ----------
+        hiddens : sequence of torch.Tensor
+            This rank's share of the page's hiddens by stored group, ``(put.count, width)``.
+        """
+        tokens = [(layer.part, layer.rows(put.blocks, put.start, put.count)) for layer in self._layers]
+        for part, rows in [*tokens, *zip(self._hidden, hiddens, strict=True)]:
+            self.arena.write(part, [put.slot], rows)
+            if self._checks:
+                self.arena.seal(part, put.slot, rows.shape[0])
+
+    def damaged(self, load: Load) -> set[int]:
+        """Return the slots whose bytes, as far as `load` needs them, are not those that were stored."""
+        if not self._checks:
+            return set()
+        wrong: set[int] = set()
+        for layer in self._layers:
+            wrong.update(self.arena.damaged(layer.part, load.slots[load.present // self._page :]))
+        replayed = min(load.matched - load.tail, load.matched // self._page * self._page)
+        for part in self._hidden:
+            wrong.update(self.arena.damaged(part, load.slots[replayed // self._page :]))
+        return wrong
+
+    def fill(self, load: Load) -> None:
+        """Copy keys and values into the request's blocks; `wait` before a forward uses them. Mutates vLLM's cache."""
+        with self._stream.copying():
+            for layer in self._layers:
+                layer.fill(load.blocks, load.present, load.matched, self.arena, load.slots)
+
+    def wait(self) -> None:
+        """Let the next forward wait for the copies so far."""
+        self._stream.wait()
+
+    def hidden_shares(self, load: Load, start: int, stop: int) -> list[torch.Tensor]:
+        """Return this rank's share of hiddens ``start .. stop-1`` by stored group."""
+        return [self._share(load, group, start, stop) for group in range(len(self._hidden))]
+
+    def hidden(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
+        """Return hiddens ``start .. stop-1`` of the stored group, ``(stop - start, d_model)``. All ranks call it alike."""
+        return self._ranks.gather(self._share(load, group, start, stop))
+
+    def _share(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
+        part = self._hidden[group]
+        out = torch.empty((stop - start, *part.shape), dtype=part.dtype, device=self._device)
+        self.arena.read(part, load.slots, start, stop, out)
+        return out
