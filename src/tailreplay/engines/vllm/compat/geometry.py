@@ -121,7 +121,14 @@ def stages_of(config: VllmConfig) -> tuple[Topology, ...]:
 
     topology = topology_of(config)
     count = config.parallel_config.pipeline_parallel_size
-    return topology.stages([get_pp_indices(len(topology.kinds), stage, count) for stage in range(count)])
+    stages = topology.stages([get_pp_indices(len(topology.kinds), stage, count) for stage in range(count)])
+    if not all(stage.attention_layers for stage in stages):
+        # Its slots tell where a request's tokens are in a batch.
+        raise CacheConfigError(
+            "tailreplay needs a full-attention layer in every pipeline stage: choose fewer stages, or other borders with "
+            "VLLM_PP_LAYER_PARTITION."
+        )
+    return stages
 
 
 def stage_of(config: VllmConfig) -> int:
