@@ -18,6 +18,7 @@ from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.errors import InvalidRequestError
 from tailreplay.events import PageEvents
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, token_bytes
+from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
 
 log = logging.getLogger("vllm.tailreplay")
@@ -50,6 +51,7 @@ class SchedulerSide:
         self._warned = False
         self._evictions = 0
         self.counts: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
         self._writer = PageWriter(self.catalog, geometry.block_size, settings.min_match, self.counts)
 
     # ---- look-up
@@ -200,10 +202,15 @@ class SchedulerSide:
         self._landing[request.request_id] = tracked
         return True, answer
 
+    def pages_of(self, request: str) -> tuple[Page, ...]:
+        """Return the pages that a request's load reads now. For checks."""
+        tracked = self._requests.get(request)
+        return tracked.plan.pages if tracked is not None and tracked.plan is not None else ()
+
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now."""
-        counts = dict(self.counts)
-        self.counts.clear()
+        counts = dict(self.counts - self._taken)
+        self._taken = Counter(self.counts)
         evictions = self.catalog.evictions - self._evictions
         self._evictions = self.catalog.evictions
         if evictions:

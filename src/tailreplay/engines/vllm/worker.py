@@ -129,7 +129,8 @@ class WorkerSide:
             if held is None:
                 held = self._held[row.request] = HeldHiddens(len(self._model.taps), row.start)
             try:
-                held.add(row.start, [self._ranks.share(tap[index : index + row.count]) for tap in self._model.taps])
+                rows_here = [self._ranks.share(tap[index : index + row.count]) for tap in self._model.taps]
+                held.add(row.start, row.count, rows_here)
             except ValueError as error:
                 log.warning("Not storing more of a request: %s.", error)
             if not row_of:
@@ -187,7 +188,7 @@ class WorkerSide:
             start = load.matched // page * page
             held = self._held[load.request] = HeldHiddens(len(self._model.taps), start)
             if start < load.matched:
-                held.add(start, self.store.hidden_shares(load, start, load.matched))
+                held.add(start, load.matched - start, self.store.hidden_shares(load, start, load.matched))
         except Exception:
             log.exception("Loading a page failed.")
             return False
