@@ -112,7 +112,9 @@ class Engine:
             seen["states"] = self.read_states(self.geometry.state_blocks(blocks, request.num_computed_tokens))
             return original(request, blocks)
 
-        self.scheduler.scheduler_config.long_prefill_token_threshold = chunk
+        # Not long_prefill_token_threshold: it has no effect on a request that is alone.
+        whole = self.scheduler.max_num_scheduled_tokens
+        self.scheduler.max_num_scheduled_tokens = chunk or whole
         connector.request_finished_all_groups = finished
         try:
             params = SamplingParams(
@@ -124,7 +126,7 @@ class Engine:
             (out,) = self.llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
         finally:
             connector.request_finished_all_groups = original
-            self.scheduler.scheduler_config.long_prefill_token_threshold = 0
+            self.scheduler.max_num_scheduled_tokens = whole
         report = (out.kv_transfer_params or {}).get("tailreplay", {})
         return Finished(list(out.outputs[0].token_ids), out.num_cached_tokens, report, seen["states"])
 

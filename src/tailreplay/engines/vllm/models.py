@@ -26,6 +26,7 @@ def tapped(name: str) -> type[Any]:
         def __init__(self, *, vllm_config: compat.VllmConfig, prefix: str = "") -> None:
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             if compat.is_configured(vllm_config):
+                compat.check_whole_hiddens(vllm_config)
                 text = getattr(self, architecture.text) if architecture.text else self
                 rows = vllm_config.scheduler_config.max_num_batched_tokens
                 install_taps(self, text.model, architecture.adapter, compat.topology_of(vllm_config), rows)

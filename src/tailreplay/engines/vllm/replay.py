@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from tailreplay.engines.vllm.messages import Load
 from tailreplay.engines.vllm.plugin import TappedModel
 
 if TYPE_CHECKING:
     from tailreplay.engines.vllm.adapters import Carried
     from tailreplay.engines.vllm.compat import StateBatch
+    from tailreplay.engines.vllm.messages import Load
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Tail:
         return self.load.matched - self.load.tail + self.done
 
 
-ReadHidden = Callable[[Load, int, int, int], torch.Tensor]
+ReadHidden: TypeAlias = "Callable[[Load, int, int, int], torch.Tensor]"
 
 
 @torch.inference_mode()

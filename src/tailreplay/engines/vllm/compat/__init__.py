@@ -28,7 +28,7 @@ from tailreplay.engines.vllm.compat.geometry import (
     is_configured,
     topology_of,
 )
-from tailreplay.engines.vllm.compat.ranks import TensorRanks
+from tailreplay.engines.vllm.compat.ranks import TensorRanks, check_whole_hiddens
 from tailreplay.engines.vllm.compat.requests import isolate
 from tailreplay.engines.vllm.compat.states import StateBatch, slot_mapping
 
@@ -49,6 +49,7 @@ __all__ = [
     "SupportsHMA",
     "TensorRanks",
     "VllmConfig",
+    "check_whole_hiddens",
     "fingerprint",
     "geometry",
     "is_configured",

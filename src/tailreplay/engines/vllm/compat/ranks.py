@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from vllm.config import VllmConfig
+
+from tailreplay.errors import UnsupportedModelError
 
 
 class TensorRanks:
@@ -49,3 +52,20 @@ class TensorRanks:
         flags = torch.tensor(fine, dtype=torch.int32)
         torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
         return [bool(flag) for flag in flags.tolist()]
+
+
+def check_whole_hiddens(config: VllmConfig) -> None:
+    """Look for a compilation pass that leaves each rank a slice of the hiddens between layers.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If there is one.
+    """
+    # vLLM 0.32 has no such pass; versions that have one name its switch so.
+    divides = getattr(config.compilation_config.pass_config, "enable_sp", False)
+    if divides and config.parallel_config.tensor_parallel_size > 1:
+        raise UnsupportedModelError(
+            "tailreplay needs whole hiddens on every rank: start without sequence parallelism (enable_sp in the "
+            "compilation config's pass_config)."
+        )
