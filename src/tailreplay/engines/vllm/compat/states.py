@@ -28,7 +28,8 @@ class StateBatch:
     def __init__(self, config: VllmConfig, kv_cache: KVCacheConfig, geometry: Geometry, device: torch.device) -> None:
         self._config = config
         self._device = device
-        self._groups = geometry.state_groups
+        # A pipeline stage may hold no layer of a group.
+        self._groups = {index: names for index, names in geometry.state_groups.items() if names}
         self._aligned = geometry.aligned_states
         self._block_size = geometry.block_size
         layers = config.compilation_config.static_forward_context
@@ -37,7 +38,7 @@ class StateBatch:
             index: layers[names[0]]
             .get_attn_backend()
             .get_builder_cls()(kv_cache.kv_cache_groups[index].kv_cache_spec, list(names), config, device)
-            for index, names in geometry.state_groups.items()
+            for index, names in self._groups.items()
         }
 
     @contextmanager
