@@ -10,6 +10,7 @@ import torch
 
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.messages import StepReport
+from tailreplay.engines.vllm.namespaces import namespace_of
 from tailreplay.engines.vllm.scheduler import SchedulerSide
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.topology import Topology
@@ -125,8 +126,14 @@ def test_any_difference_is_a_miss(space: str) -> None:
 def test_models_and_layouts_have_names_of_their_own() -> None:
     asked = request("r")
     digests = {
-        side._namespace(asked).digest
-        for side in (make(), make("another"), make(dtype=torch.bfloat16), make(tensor_ranks=2), make(page_size=32))
+        namespace_of(asked, model, geometry(**changed)).digest
+        for model, changed in (
+            ("model", {}),
+            ("another", {}),
+            ("model", {"dtype": torch.bfloat16}),
+            ("model", {"tensor_ranks": 2}),
+            ("model", {"page_size": 32}),
+        )
     }
     assert len(digests) == 5
 
