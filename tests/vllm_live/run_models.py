@@ -18,10 +18,10 @@ IDS = [3 + i * 7919 % 997 for i in range(700)]
 MATCHED = 600
 
 
-def measure(architecture: str, folder: Path) -> dict[str, Any]:
+def measure(architecture: str, folder: Path, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return how far states are from those of a cold run: after a hit, after other chunks, and after no replay."""
     tiny_models.save(architecture, folder)
-    engine = Engine(folder, host_bytes="64MiB", min_match=1)
+    engine = Engine(folder, arguments, host_bytes="64MiB", min_match=1)
     try:
         prompt = [*IDS[:MATCHED], 5]
         engine.run(IDS, mode="off")

@@ -11,12 +11,20 @@ from tailreplay.engines.vllm import compat
 from tailreplay.errors import CacheConfigError
 
 
+def cache(mamba_cache_mode: str = "none", use_replayssm: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(mamba_cache_mode=mamba_cache_mode, use_replayssm=use_replayssm)
+
+
+def parallel(decode: int = 1, prefill: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(decode_context_parallel_size=decode, prefill_context_parallel_size=prefill)
+
+
 def config(**changed: Any) -> Any:
     """The part of vLLM's configuration that is looked at before the cache's layout."""
     values = {
         "speculative_config": None,
-        "cache_config": SimpleNamespace(mamba_cache_mode="none"),
-        "parallel_config": SimpleNamespace(world_size=1),
+        "cache_config": cache(),
+        "parallel_config": parallel(),
     }
     return SimpleNamespace(**{**values, **changed})
 
@@ -25,8 +33,10 @@ def config(**changed: Any) -> Any:
     ("changed", "message"),
     [
         ({"speculative_config": object()}, "speculative decoding"),
-        ({"cache_config": SimpleNamespace(mamba_cache_mode="align")}, "--no-enable-prefix-caching"),
-        ({"parallel_config": SimpleNamespace(world_size=2)}, "one rank"),
+        ({"cache_config": cache("all")}, "mamba cache mode 'all'"),
+        ({"cache_config": cache(use_replayssm=True)}, "--use-replayssm"),
+        ({"parallel_config": parallel(decode=2)}, "context parallelism"),
+        ({"parallel_config": parallel(prefill=2)}, "context parallelism"),
         ({}, "one group of attention layers in vLLM, this model has 0"),
     ],
 )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from tailreplay.engines.vllm import scheduler
-from tests.vllm_live.conftest import Engine, error
+from tailreplay.engines.vllm import compat, scheduler, worker
+from tailreplay.engines.vllm.namespaces import namespace_of
+from tailreplay.keys import token_bytes
+from tests.vllm_live.conftest import Engine, Finished, error
 
 RANDOM = random.Random(0)
 BASE = [RANDOM.randrange(3, 1000) for _ in range(2900)]
@@ -146,3 +150,68 @@ def test_wrong_parameters_are_ignored_with_one_warning(stored: Engine, monkeypat
         assert stored.run(after(600), mode="sometimes").report["mode"] == "replay"
     assert len(warnings) == 1
     assert "'sometimes'" in warnings[0][0] % warnings[0][1:]
+
+
+def test_hits_at_once_are_replayed_in_one_batch(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tails of different lengths, one longer than its share of a step: each gets the states that it gets alone."""
+    from vllm import SamplingParams
+
+    batches: list[list[int]] = []
+    states: dict[str, Finished] = {}
+    original = worker.replay
+
+    def counted(model: Any, states: Any, tails: Any, *rest: Any) -> None:
+        batches.append([tail.count for tail in tails])
+        original(model, states, tails, *rest)
+
+    monkeypatch.setattr(worker, "replay", counted)
+    monkeypatch.setattr(stored.worker, "_budget", 1000)
+    lengths = {"a": 300, "b": 33, "c": 777, "d": stored.block}
+
+    def note(load: Any) -> None:
+        states[load.request[0]] = Finished([], 0, {}, stored.worker.states.read(load.states))
+
+    stored.worker.observer = note
+    core = stored.llm.llm_engine
+    extra = {"kv_transfer_params": {"tailreplay": {"mode": "exact", "store": False}}}
+    for name, m in lengths.items():
+        params = SamplingParams(max_tokens=1, temperature=0, extra_args=extra)
+        core.add_request(name, {"prompt_token_ids": after(m)}, params)
+    while core.has_unfinished_requests():
+        core.step()
+    stored.worker.observer = None
+    # The budget of 1000 takes a, b and most of c in the first step; the rest goes on in the next.
+    assert batches == [[300, 33, 667], [110, stored.block]]
+    for name, m in lengths.items():
+        stored.worker.observer = note
+        stored.run(after(m), mode="exact", store=False)
+        stored.worker.observer = None
+        (alone,) = (states.pop(key) for key in set(states) - set(lengths))
+        assert error(states[name], alone) < 0.05
+
+
+def test_a_page_that_changed_in_memory_is_computed_again(stored: Engine) -> None:
+    prompt = [4, 4, 4, *BASE[:1200]]
+    stored.run(prompt, mode="off")
+    stored.run([5, 6, 7], mode="off", store=False)
+    longer = [*prompt, 9]
+    cold = stored.run(longer, mode="off", store=False)
+    page = stored.deciding.catalog.match(token_bytes(longer), _namespace(stored), limit=1203).pages[1]
+    arena = stored.worker.store.arena
+    part = arena.layout.kv[0][0]
+    arena.write(part, [page.slot], torch.ones(1, *part.shape).to(part.dtype))
+    damaged = stored.deciding.counts["damaged_pages"]
+    hit = stored.run(longer, mode="exact")
+    assert hit.report["miss_reason"] == "load_failed"
+    assert error(hit, cold) < 0.02
+    assert stored.deciding.counts["damaged_pages"] == damaged + 1
+    stored.run([5, 6, 7], mode="off", store=False)
+    again = stored.run([*longer, 8], mode="exact", store=False)
+    assert again.report["matched"] == len(longer), "the page was written again"
+    assert error(again, stored.run([*longer, 8], mode="off", store=False)) < 0.05
+    assert stored.deciding.catalog.pinned == 0
+
+
+def _namespace(stored: Engine) -> Any:
+    request = SimpleNamespace(lora_request=None, mm_features=[], cache_salt=None)
+    return namespace_of(request, compat.fingerprint(stored.llm.llm_engine.vllm_config), stored.geometry)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tailreplay.engines.vllm import plugin
+from tailreplay.engines.vllm import launch, plugin
 from tailreplay.engines.vllm.launch import environment, server_command, transfer_config
 from tailreplay.engines.vllm.middleware import rewrite
 from tailreplay.engines.vllm.settings import Settings, parse_options, parse_settings
@@ -105,3 +105,11 @@ def test_a_model_without_taps_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_servers_processes_find_the_shim() -> None:
     assert environment({"PYTHONPATH": "/elsewhere"})["PYTHONPATH"].endswith(":/elsewhere")
     assert environment({"VLLM_CPU_KVCACHE_SPACE": "7"})["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+def test_a_small_machine_gives_the_scheduler_one_core_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_cores", lambda: 2)
+    assert environment({})["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "1"
+    assert environment({"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"})["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
+    monkeypatch.setattr(launch, "_cores", lambda: 64)
+    assert "VLLM_CPU_NUM_OF_RESERVED_CPU" not in environment({})

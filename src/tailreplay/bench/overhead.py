@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
@@ -13,6 +14,8 @@ from tailreplay.bench.vllm_client import Client
 from tailreplay.errors import TailReplayError
 
 VOCABULARY = 1000
+# vLLM's processes spin for a second after their last message, on cores that the other server needs.
+_SETTLE_SECONDS = 1.5
 
 
 def measure_overhead(
@@ -28,6 +31,7 @@ def measure_overhead(
     for turn in range(arguments.rounds + 1):
         prompts = unique_prompts(turn, arguments.requests, arguments.prompt)
         for name in sorted(servers, reverse=turn % 2 == 0):
+            time.sleep(_SETTLE_SECONDS)
             rate = _round(servers[name], prompts, arguments.concurrency, arguments.generate)
             if turn:  # the first pair warms up
                 rates[name].append(rate)

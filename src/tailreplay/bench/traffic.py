@@ -16,6 +16,7 @@ from tailreplay.errors import InvalidRequestError, TailReplayError
 
 # Limits of the ratios: throughput with over without the connector at least, stall of a hit over quiet at most.
 TARGETS = {"overhead": 0.95, "stall": 2.0}
+_LEAST_ROOM = 20_000
 _QUICK = {
     "rounds": 1,
     "requests": 4,
@@ -34,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=["overhead", "stall"], help="one of the two measurements")
     parser.add_argument("--model", default="bundled", help="a folder or hub id (default: %(default)s)")
     parser.add_argument("--shape", help="random weights in this shape instead of a model (qwen3.5-0.8b)")
-    parser.add_argument("--host-bytes", default="1GiB", help="limit of the cache (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="overhead: rounds of each server (default: %(default)s)")
+    parser.add_argument("--host-bytes", help="limit of the cache (default: what the traffic fills soon)")
+    parser.add_argument("--rounds", type=int, default=10, help="overhead: rounds of each server (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=16, help="overhead: requests a round (default: %(default)s)")
     parser.add_argument("--concurrency", type=int, default=8, help="overhead: requests at once (default: %(default)s)")
     parser.add_argument("--prompt", type=int, default=1024, help="overhead: tokens of a prompt (default: %(default)s)")
@@ -127,7 +128,7 @@ def measure(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
     from tailreplay.bench.stall import measure_stall
     from tailreplay.bench.vllm_server import VllmServer
 
-    settings: dict[str, Any] = {"host_bytes": arguments.host_bytes}
+    settings: dict[str, Any] = {"host_bytes": arguments.host_bytes or _room(arguments, model)}
     if arguments.replay_per_step is not None:
         settings["max_replay_tokens_per_step"] = arguments.replay_per_step
     extra = ["--max-num-batched-tokens", "2048", "--max-model-len", str(_longest(arguments)), *arguments.server_arg]
@@ -155,6 +156,17 @@ def measure(arguments: argparse.Namespace, model: str) -> dict[str, Any]:
         "options": {name: value for name, value in vars(arguments).items() if name not in ("benchmark", "extra")},
         "rows": rows,
     }
+
+
+def _room(arguments: argparse.Namespace, model: str) -> int:
+    """Bytes that the warm-up fills: memory that was never written costs a page fault more, which is soon over."""
+    import torch
+
+    from tailreplay.engines.transformers.describe import describe
+
+    a_round = arguments.requests * (arguments.prompt + arguments.generate)
+    tokens = max(1.25 * a_round, 2.5 * (arguments.hit_tokens + arguments.query), _LEAST_ROOM)
+    return int(tokens * describe(model, torch.bfloat16).costs.page_bytes_per_token)
 
 
 def _longest(arguments: argparse.Namespace) -> int:

@@ -84,7 +84,7 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         self._worker = WorkerSide(self._settings, self._geometry, tapped_model(), store, states, ranks, device)
 
     def start_load_kv(self, forward_context: compat.ForwardContext, **kwargs: Any) -> None:
-        self._working.begin(forward_context, self._step)
+        self._working.begin(forward_context, self._step, kwargs)
 
     def wait_for_save(self) -> None:
         self._working.end(self._step)

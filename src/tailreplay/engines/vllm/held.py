@@ -21,8 +21,8 @@ class HeldHiddens:
         self._end = start
         self._chunks: list[list[torch.Tensor]] = [[] for _ in range(groups)]
 
-    def add(self, start: int, rows: list[torch.Tensor]) -> None:
-        """Append copies of the hiddens of tokens ``start ..``, shape ``(n, d_model)`` for each group.
+    def add(self, start: int, count: int, rows: list[torch.Tensor]) -> None:
+        """Append copies of the hiddens of `count` tokens from `start` on, shape ``(count, d_model)`` for each group.
 
         Raises
         ------
@@ -33,7 +33,7 @@ class HeldHiddens:
             raise ValueError(f"hiddens of token {start} do not follow token {self._end - 1}")
         for chunks, new in zip(self._chunks, rows, strict=True):
             chunks.append(new.clone())
-        self._end += rows[0].shape[0] if rows else 0
+        self._end += count
 
     def take(self, start: int, count: int) -> list[torch.Tensor]:
         """Return hiddens ``start .. start+count-1`` of each group, and let go of everything before `start`.

@@ -88,12 +88,13 @@ class TokenBlocks:
     """
 
     def __init__(self, name: str, cache: torch.Tensor, blocks: int, block_size: int) -> None:
-        self._cache = cache.movedim(2, 1) if cache.dim() == 4 else cache
-        self._size = block_size
-        self._parts = cache.shape[0] // blocks
-        self._part_size = block_size // self._parts
-        if cache.dim() not in (3, 4) or cache.shape[0] % blocks or self._cache.shape[1] != self._part_size:
+        tokens = cache.movedim(2, 1) if cache.dim() == 4 else cache
+        if tokens.dim() not in (3, 4) or tokens.shape[0] * tokens.shape[1] != blocks * block_size:
             raise CacheConfigError(f"tailreplay does not know the shape of vLLM's cache, {tuple(cache.shape)}.")
+        self._cache = tokens
+        self._size = block_size
+        self._parts = tokens.shape[0] // blocks
+        self._part_size = tokens.shape[1]
         self.part = PartSpec(name, tuple(self._cache.shape[2:]), cache.dtype)
 
     def rows(self, blocks: Sequence[int], start: int, count: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 SITE = Path(__file__).parent / "site"
 CONNECTOR_MODULE = "tailreplay.engines.vllm.connector"
+_FEW_CORES = 4
 
 
 def transfer_config(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,6 +54,14 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env.get("PYTHONPATH", "")]))
     env.setdefault("VLLM_HOST_IP", "127.0.0.1")
     env.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    if _cores() <= _FEW_CORES:
+        # The CPU build reserves a core for each engine's scheduler, which spins, and one more where there is any connector.
+        # Where that leaves none it reserves none, and the scheduler spins on a core that computes: half the speed.
+        env.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     # vLLM logs no other package's lines unless told to.
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     return env
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,12 +12,15 @@ from tailreplay.catalog import Catalog
 from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
+from tailreplay.engines.vllm.namespaces import namespace_of
+from tailreplay.engines.vllm.reports import count, report_of
 from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
 from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.errors import InvalidRequestError
 from tailreplay.events import PageEvents
-from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, token_bytes
+from tailreplay.keys import TOKEN_BYTES, common_tokens, token_bytes
+from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
 
 log = logging.getLogger("vllm.tailreplay")
@@ -50,6 +53,7 @@ class SchedulerSide:
         self._warned = False
         self._evictions = 0
         self.counts: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
         self._writer = PageWriter(self.catalog, geometry.block_size, settings.min_match, self.counts)
 
     # ---- look-up
@@ -200,10 +204,15 @@ class SchedulerSide:
         self._landing[request.request_id] = tracked
         return True, answer
 
+    def pages_of(self, request: str) -> tuple[Page, ...]:
+        """Return the pages that a request's load reads now. For checks."""
+        tracked = self._requests.get(request)
+        return tracked.plan.pages if tracked is not None and tracked.plan is not None else ()
+
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now."""
-        counts = dict(self.counts)
-        self.counts.clear()
+        counts = dict(self.counts - self._taken)
+        self._taken = Counter(self.counts)
         evictions = self.catalog.evictions - self._evictions
         self._evictions = self.catalog.evictions
         if evictions:
@@ -232,7 +241,7 @@ class SchedulerSide:
         if tracked is None:
             given = (request.kv_transfer_params or {}).get("tailreplay")
             options = self._options(given)
-            namespace = self._namespace(request)
+            namespace = namespace_of(request, self._model, self._geometry)
             prompt = token_bytes(list(request.all_token_ids)[: request.num_prompt_tokens])
             tracked = Tracked(request, namespace, options, expected=prompt, first_asked=time.monotonic())
             self._requests[request.request_id] = tracked
@@ -250,14 +259,6 @@ class SchedulerSide:
                 )
                 self._warned = True
             return parse_options(None, self._settings)
-
-    def _namespace(self, request: Any) -> Namespace:
-        lora = request.lora_request
-        images = tuple(f"{feature.identifier}@{feature.mm_position.offset}" for feature in request.mm_features)
-        adapter = f"{lora.lora_name}:{lora.lora_int_id}:{lora.lora_path}" if lora is not None else ""
-        return Namespace(
-            self._model, repr(self._geometry), self._page_size, request.cache_salt or "", adapter=adapter, images=images
-        )
 
     def _should_wait(self, tracked: Tracked, ids: bytes, matched: int) -> bool:
         """Whether another request is just computing much more of this one's prefix than is matched yet."""
@@ -304,26 +305,9 @@ class SchedulerSide:
             tracked.plan = None
 
     def _report(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
-        if plan is None:
-            return
-        self.counts["prompt_tokens"] += plan.tokens
-        self.counts["hit_tokens"] += plan.matched
-        self.counts["replayed_tokens"] += plan.replayed
-        if plan.miss_reason:
-            self.counts[f"miss:{plan.miss_reason}"] += 1
-        else:
-            self.counts["hit:exact" if plan.exact else "hit:approximate"] += 1
-        tracked.report = {
-            "matched": plan.matched,
-            "replayed": plan.replayed,
-            "mode": plan.mode,
-            "ratio": plan.ratio,
-            "exact": plan.exact,
-            "provenance": str(plan.provenance),
-            "miss_reason": plan.miss_reason,
-            "stop": plan.stop,
-            "source": "engine" if plan.matched and plan.matched == tracked.present else "tailreplay",
-        }
+        if plan is not None:
+            count(self.counts, plan)
+            tracked.report = report_of(plan, tracked.present)
 
     def _load(self, tracked: Tracked, plan: ReplayPlan, blocks: tuple[list[int], ...]) -> Load:
         tail = plan.replayed

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -65,7 +66,7 @@ class WorkerSide:
         self.observer: Callable[[Load], None] | None = None
         self._held: dict[str, HeldHiddens] = {}
         self._jobs: list[_Job] = []
-        self._slots: torch.Tensor | None = None
+        self._first_rows: dict[str, int] = {}
         self._report = StepReport()
         self._sent: set[str] = set()
         self._received: set[str] = set()
@@ -73,14 +74,21 @@ class WorkerSide:
 
     # ---- a step, in the order in which vLLM calls
 
-    def begin(self, context: compat.ForwardContext, meta: StepMetadata) -> None:
-        """Take new loads. Runs after the step's forward, but before it if that forward needs one of them."""
+    def begin(self, context: compat.ForwardContext, meta: StepMetadata, step: Mapping[str, Any]) -> None:
+        """Take new loads. Runs after the step's forward, but before it if that forward needs one of them.
+
+        Parameters
+        ----------
+        step : mapping
+            What vLLM's model runner says of the step (see `compat.first_rows`).
+        """
         if meta.page_size != self._geometry.page_size:
             raise CacheConfigError(
                 f"vLLM's scheduler and worker chose different attention layouts (pages of {meta.page_size} and "
                 f"{self._geometry.page_size} tokens): name one with --attention-backend."
             )
-        self._slots = compat.slot_mapping(context, self._geometry.attention_layers[0])
+        slots = {row.request: row.first_slot for row in meta.rows}
+        self._first_rows = compat.first_rows(context, self._geometry.attention_layers[0], slots, step)
         self._jobs += [_Job(load) for load in meta.loads]
         while any(job.load.waits for job in self._jobs):
             self._work()
@@ -99,7 +107,6 @@ class WorkerSide:
         self._sent.update(meta.finals)
         for request in meta.forgets:
             self._held.pop(request, None)
-        self._slots = None
         if self._jobs:
             self._work()
 
@@ -117,23 +124,18 @@ class WorkerSide:
     # ---- storing
 
     def _collect(self, rows: list[Rows]) -> None:
-        if not rows or self._slots is None:
-            return
-        slots = self._slots.tolist()
-        row_of = {row.first_slot: row for row in rows}
-        for index, slot in enumerate(slots):
-            row = row_of.pop(slot, None)
-            if row is None:
+        for row in rows:
+            at = self._first_rows.get(row.request)
+            if at is None:
                 continue
             held = self._held.get(row.request)
             if held is None:
                 held = self._held[row.request] = HeldHiddens(len(self._model.taps), row.start)
             try:
-                held.add(row.start, [self._ranks.share(tap[index : index + row.count]) for tap in self._model.taps])
+                hiddens = [self._ranks.share(tap[at : at + row.count]) for tap in self._model.taps]
+                held.add(row.start, row.count, hiddens)
             except ValueError as error:
                 log.warning("Not storing more of a request: %s.", error)
-            if not row_of:
-                return
 
     def _put(self, put: Put) -> bool:
         try:
@@ -187,7 +189,7 @@ class WorkerSide:
             start = load.matched // page * page
             held = self._held[load.request] = HeldHiddens(len(self._model.taps), start)
             if start < load.matched:
-                held.add(start, self.store.hidden_shares(load, start, load.matched))
+                held.add(start, load.matched - start, self.store.hidden_shares(load, start, load.matched))
         except Exception:
             log.exception("Loading a page failed.")
             return False

@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.forward_context import ForwardContext
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from tailreplay.engines.vllm.compat.batch import first_rows
 from tailreplay.engines.vllm.compat.events import kv_events, publishes_events
 from tailreplay.engines.vllm.compat.geometry import (
     CONNECTOR,
@@ -30,7 +31,7 @@ from tailreplay.engines.vllm.compat.geometry import (
 )
 from tailreplay.engines.vllm.compat.ranks import TensorRanks, check_whole_hiddens
 from tailreplay.engines.vllm.compat.requests import isolate
-from tailreplay.engines.vllm.compat.states import StateBatch, slot_mapping
+from tailreplay.engines.vllm.compat.states import StateBatch
 
 __all__ = [
     "CONNECTOR",
@@ -51,11 +52,11 @@ __all__ = [
     "VllmConfig",
     "check_whole_hiddens",
     "fingerprint",
+    "first_rows",
     "geometry",
     "is_configured",
     "isolate",
     "kv_events",
     "publishes_events",
-    "slot_mapping",
     "topology_of",
 ]

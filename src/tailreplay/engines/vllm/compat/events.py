@@ -31,7 +31,7 @@ def kv_events(changes: Iterable[PageStored | PageRemoved]) -> list[KVCacheEvent]
 def _block_stored(page: PageStored) -> BlockStored:
     tokens = [int.from_bytes(page.ids[at : at + TOKEN_BYTES], "big") for at in range(0, len(page.ids), TOKEN_BYTES)]
     space = page.namespace
-    # See `SchedulerSide._namespace`: name, number and path of the adapter.
+    # See `namespaces.namespace_of`: name, number and path of the adapter.
     adapter = re.match(r"(.+?):(\d+):", space.adapter)
     extra = tuple(filter(None, [adapter and adapter[1], *space.images, space.salt]))
     return BlockStored(

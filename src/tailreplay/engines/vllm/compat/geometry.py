@@ -171,6 +171,9 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         raise CacheConfigError(
             f"tailreplay cannot share hiddens of width {d_model} between {parallel.tensor_parallel_size} ranks."
         )
+    stages = stages_of(config)
+    if not all(stage.attention_layers for stage in stages):
+        raise CacheConfigError("tailreplay needs an attention layer in every pipeline stage: use fewer stages.")
     sliceable = attention_kernels(config, list(group.layer_names)) in SLICEABLE
     return Geometry(
         block_size=spec.block_size,
@@ -182,7 +185,7 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         kv_token_bytes=spec.real_page_size_bytes // spec.block_size,
         d_model=d_model,
         dtype=config.model_config.dtype,
-        stages=stages_of(config),
+        stages=stages,
         stage=stage_of(config),
         tensor_ranks=parallel.tensor_parallel_size,
     )

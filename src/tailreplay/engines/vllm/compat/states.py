@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.forward_context import ForwardContext, set_forward_context
+from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -94,9 +94,3 @@ class StateBatch:
             for index, names in self._groups.items()
             for name in names
         }
-
-
-def slot_mapping(context: ForwardContext, layer: str) -> torch.Tensor | None:
-    """Return the physical slot of every row of the running batch, or None in a step without a forward."""
-    mapping = context.slot_mapping
-    return mapping.get(layer) if isinstance(mapping, dict) else None
