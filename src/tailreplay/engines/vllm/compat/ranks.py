@@ -62,7 +62,7 @@ def check_whole_hiddens(config: VllmConfig) -> None:
     UnsupportedModelError
         If there is one.
     """
-    # vLLM 0.32 has no such pass; versions that have one name its switch so.
+    # vLLM 0.31 has such a pass, 0.32 has none any more.
     divides = getattr(config.compilation_config.pass_config, "enable_sp", False)
     if divides and config.parallel_config.tensor_parallel_size > 1:
         raise UnsupportedModelError(
