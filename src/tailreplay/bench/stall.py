@@ -112,4 +112,4 @@ def _arrive(server: Client, prompt: list[int], replay: dict[str, Any], pause: fl
 
 def _clocks(server: Client) -> tuple[float, float]:
     """Seconds that the connector has spent copying and replaying since its start."""
-    return server.counter("load_microseconds") / 1e6, server.counter("replay_microseconds") / 1e6
+    return server.counter("load_seconds"), server.counter("replay_seconds")

@@ -15,6 +15,7 @@ from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, Step
 from tailreplay.engines.vllm.namespaces import namespace_of
 from tailreplay.engines.vllm.reports import count, report_of
 from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
+from tailreplay.engines.vllm.stats import TIER
 from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.errors import InvalidRequestError
@@ -52,8 +53,8 @@ class SchedulerSide:
         self._forgets: list[str] = []
         self._warned = False
         self._evictions = 0
-        self.counts: Counter[str] = Counter()
-        self._taken: Counter[str] = Counter()
+        self.counts: Any = Counter()  # some are seconds
+        self._taken: Any = Counter()
         self._writer = PageWriter(self.catalog, geometry.block_size, settings.min_match, self.counts)
 
     # ---- look-up
@@ -151,8 +152,8 @@ class SchedulerSide:
             for done in filter(None, landed):
                 self._landing.pop(done.request.request_id, None)
             if report.load_seconds or report.replay_seconds:
-                self.counts["load_microseconds"] += int(report.load_seconds * 1e6)
-                self.counts["replay_microseconds"] += int(report.replay_seconds * 1e6)
+                self.counts["load_seconds"] += report.load_seconds
+                self.counts["replay_seconds"] += report.replay_seconds
             self._condemn(report.damaged)
             for request in report.loaded:
                 if request in self._requests:
@@ -211,12 +212,12 @@ class SchedulerSide:
 
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now."""
-        counts = dict(self.counts - self._taken)
+        counts: dict[str, float] = dict(self.counts - self._taken)
         self._taken = Counter(self.counts)
         evictions = self.catalog.evictions - self._evictions
         self._evictions = self.catalog.evictions
         if evictions:
-            counts["evicted_pages"] = evictions
+            counts[f"evicted:{TIER}"] = evictions
         sizes = {
             "bytes_used": self.catalog.bytes_used,
             "bytes_limit": self._settings.host_bytes,
