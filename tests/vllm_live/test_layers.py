@@ -13,7 +13,8 @@ import torch
 
 from tailreplay.engines.vllm import compat, models
 from tailreplay.engines.vllm.adapters import ARCHITECTURES
-from tailreplay.errors import UnsupportedModelError
+from tailreplay.engines.vllm.compat.geometry import stages_of
+from tailreplay.errors import CacheConfigError, UnsupportedModelError
 from tests.vllm_plain import fake_layers as fake
 from tests.vllm_plain.test_adapters import IDS, L, Style, replay_all, run
 
@@ -103,3 +104,16 @@ def test_hiddens_divided_between_ranks_are_refused(ranks: int, switch: bool | No
             compat.check_whole_hiddens(config)
     else:
         compat.check_whole_hiddens(config)
+
+
+def test_stages_follow_vllms_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(layer_types=[L, L, L, "full_attention"] * 2)),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=2),
+    )
+    assert [stage.first for stage in stages_of(config)] == [0, 4]
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "5,3")
+    assert [group.layers for stage in stages_of(config) for group in stage.groups] == [(0, 1, 2), (4,), (5, 6)]
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "2,6")
+    with pytest.raises(CacheConfigError, match="full-attention layer in every pipeline stage"):
+        stages_of(config)

@@ -121,7 +121,14 @@ def stages_of(config: VllmConfig) -> tuple[Topology, ...]:
 
     topology = topology_of(config)
     count = config.parallel_config.pipeline_parallel_size
-    return topology.stages([get_pp_indices(len(topology.kinds), stage, count) for stage in range(count)])
+    stages = topology.stages([get_pp_indices(len(topology.kinds), stage, count) for stage in range(count)])
+    if not all(stage.attention_layers for stage in stages):
+        # Its slots tell where a request's tokens are in a batch.
+        raise CacheConfigError(
+            "tailreplay needs a full-attention layer in every pipeline stage: choose fewer stages, or other borders with "
+            "VLLM_PP_LAYER_PARTITION."
+        )
+    return stages
 
 
 def stage_of(config: VllmConfig) -> int:
@@ -164,9 +171,6 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         raise CacheConfigError(
             f"tailreplay cannot share hiddens of width {d_model} between {parallel.tensor_parallel_size} ranks."
         )
-    stages = stages_of(config)
-    if not all(stage.attention_layers for stage in stages):
-        raise CacheConfigError("tailreplay needs an attention layer in every pipeline stage: use fewer stages.")
     sliceable = attention_kernels(config, list(group.layer_names)) in SLICEABLE
     return Geometry(
         block_size=spec.block_size,
@@ -178,7 +182,7 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         kv_token_bytes=spec.real_page_size_bytes // spec.block_size,
         d_model=d_model,
         dtype=config.model_config.dtype,
-        stages=stages,
+        stages=stages_of(config),
         stage=stage_of(config),
         tensor_ranks=parallel.tensor_parallel_size,
     )
