@@ -68,7 +68,9 @@ class SchedulerSide:
         self._release_plan(tracked)
         if tracked.load_failed:
             return 0, False  # what failed once would fail again: computed this time
-        ids = token_bytes(list(request.all_token_ids))
+        # Asked in every step while it waits: a prompt is encoded once. After a preemption there are more tokens than it.
+        is_prompt = request.num_tokens == request.num_prompt_tokens
+        ids = tracked.expected if is_prompt else token_bytes(list(request.all_token_ids))
         reuse = tracked.options.reuse
         found = self.catalog.match(
             ids, tracked.namespace, limit=request.num_tokens - 1, exact_only=reuse.mode == "exact"
