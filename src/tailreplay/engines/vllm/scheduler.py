@@ -13,6 +13,7 @@ from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
 from tailreplay.engines.vllm.namespaces import namespace_of
+from tailreplay.engines.vllm.pacing import Pacer
 from tailreplay.engines.vllm.reports import count, report_of
 from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
 from tailreplay.engines.vllm.stats import TIER
@@ -55,6 +56,8 @@ class SchedulerSide:
         self._evictions = 0
         self.counts: Any = Counter()  # some are seconds
         self._taken: Any = Counter()
+        self._pacer = Pacer(settings.decode_slowdown, settings.max_replay_tokens_per_step)
+        self._last_step: float | None = None
         self._writer = PageWriter(self.catalog, geometry.block_size, settings.min_match, self.counts)
 
     # ---- look-up
@@ -123,6 +126,7 @@ class SchedulerSide:
             ``blocks_of(request_id)`` returns the request's blocks by KV cache group.
         """
         meta = StepMetadata(self._page_size, loads=self._loads)
+        decodes = prefills = 0
         self._loads = []
         for request in output.preempted_req_ids or ():
             self._drop(request, meta.forgets)
@@ -136,6 +140,10 @@ class SchedulerSide:
                 continue
             count = output.num_scheduled_tokens[request]
             tracked.computed = start + count
+            if start < tracked.request.num_prompt_tokens:
+                prefills += 1
+            else:
+                decodes += 1
             if tracked.page is None:
                 continue
             blocks = blocks_of(request)[self._geometry.attention_group]
@@ -144,11 +152,14 @@ class SchedulerSide:
             self._writer.seal(tracked, blocks, meta.puts)
         meta.forgets += self._forgets
         self._forgets = []
+        meta.replay_tokens = self._pacer.budget(decoding=decodes > 0)
+        meta.decoding = decodes > 0 and not prefills
         return meta
 
     def update(self, report: StepReport | None, received: Iterable[str], failed: Iterable[str]) -> None:
         """Take the worker's report of a step: pages that can be matched now, loads that have ended."""
         if report is not None:
+            self._clock(report)
             landed = [self._writer.stored(tag) for tag in sorted(report.stored)]
             landed += [self._writer.failed(tag) for tag in sorted(report.failed, reverse=True)]
             for done in filter(None, landed):
@@ -229,6 +240,13 @@ class SchedulerSide:
         return {"counts": counts, "sizes": sizes} if counts else {}
 
     # ---- inside: requests
+
+    def _clock(self, report: StepReport) -> None:
+        """Let the pacer learn from the time between two steps that did nothing but decode and replay."""
+        now = time.monotonic()
+        if report.decoding and self._last_step is not None:
+            self._pacer.observe(now - self._last_step, report.replayed)
+        self._last_step = now if report.decoding else None
 
     def _condemn(self, slots: set[int]) -> None:
         """Let pages whose bytes are wrong not be matched again. The loads that met them still pin them."""
