@@ -66,6 +66,7 @@ def test_stalls_are_compared_with_quiet() -> None:
     assert hit["ratio"] == pytest.approx(3)
     assert cold["ratio"] == pytest.approx(50)
     assert hit["ttft_ms"] == pytest.approx(25)
+    assert stall_rows(gaps, [(0.0, 1.0)], [usage(1.01, 1.035)], []) == [quiet, hit]
     with pytest.raises(TailReplayError, match="use more --quiet"):
         stall_rows(gaps, [(7.0, 8.0)], [usage(1.01, 1.035)], [usage(2.1, 2.4)])
 
@@ -104,6 +105,7 @@ def test_tables_say_whether_targets_are_met() -> None:
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--hit-tokens", "-5"], "--hit-tokens must be at least 1, got -5"),
         (["--ratio", "0"], "--ratio must be above 0"),
+        (["--cold", "-1"], "--cold must be at least 0, got -1"),
         (["--pause", "-1"], "--pause must be seconds"),
         (["--replay-per-step", "0"], "--replay-per-step must be at least 1"),
     ],

@@ -226,3 +226,27 @@ def test_metrics_count_what_happened(caller: Caller, server: Server, tokenizer: 
     assert gained["hits"] == 1
     assert gained["prompt_tokens"] >= 800
     assert any(series.startswith("vllm:tailreplay_cache_bytes") for series in server.metrics())
+
+
+def pattern(caller: Caller, tokenizer: Any, seed: int) -> None:
+    """The patterns above, one after another, under one salt."""
+    base = 1000 + 20 * seed
+    first = ids_of(tokenizer, base, 1300)
+    caller.ask(first)
+    assert caller.ask(branch(first, 1001, ids_of(tokenizer, base + 1, 1300))).cached == 1001
+    caller.ask(first)
+    caller.ask(branch(first, 40, ids_of(tokenizer, base + 2, 300)))
+    caller.ask(first[:384])
+    chat = ids_of(tokenizer, base + 3, 200)
+    for turn in range(3):
+        answer = caller.ask(chat, max_tokens=20)
+        chat = [*chat, *answer.tokens[10 * (turn == 1) :], *ids_of(tokenizer, base + 4 + turn, 40)]
+    for at in (17, 383, 385):
+        caller.ask(branch(first, at, ids_of(tokenizer, base + 8 + at % 7, 500)))
+
+
+def test_patterns_hold_to_the_token_at_concurrency_8(server: Server, tokenizer: Any) -> None:
+    """Eight tenants at once, each with every pattern: none disturbs another's reuse by a token."""
+    callers = [Caller(server, f"tenant {number}") for number in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda job: pattern(job[1], tokenizer, job[0]), enumerate(callers)))

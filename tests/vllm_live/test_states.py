@@ -65,7 +65,7 @@ def test_a_replayed_hit_is_closer_the_more_it_replays(stored: Engine) -> None:
 def test_a_tail_longer_than_a_steps_budget_goes_on_in_the_next(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = after(1500)
     whole = stored.run(prompt, mode="exact", store=False)
-    monkeypatch.setattr(stored.worker, "_budget", 400)
+    monkeypatch.setattr(stored.deciding._pacer, "_most", 400)
     parts = stored.run(prompt, mode="exact", store=False)
     assert parts.report["replayed"] == 1500
     assert error(parts, whole) < 0.05
@@ -165,7 +165,7 @@ def test_hits_at_once_are_replayed_in_one_batch(stored: Engine, monkeypatch: pyt
         original(model, states, tails, *rest)
 
     monkeypatch.setattr(worker, "replay", counted)
-    monkeypatch.setattr(stored.worker, "_budget", 1000)
+    monkeypatch.setattr(stored.deciding._pacer, "_most", 1000)
     lengths = {"a": 300, "b": 33, "c": 777, "d": stored.block}
 
     def note(load: Any) -> None:

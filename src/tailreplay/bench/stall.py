@@ -22,7 +22,8 @@ def measure_stall(arguments: argparse.Namespace, server: Client, say: Callable[[
     """Return a row for quiet, one for hits and one for cold prompts of the same length."""
     (prefix,) = unique_prompts(1000, 1, arguments.hit_tokens)
     queries = unique_prompts(1001, arguments.hits + 1, arguments.query)
-    cold = unique_prompts(1002, arguments.hits, arguments.hit_tokens + arguments.query)
+    count = arguments.hits if arguments.cold is None else arguments.cold
+    cold = unique_prompts(1002, count, arguments.hit_tokens + arguments.query)
     replay = {"mode": "replay", "ratio": arguments.ratio}
     _store(server, prefix, queries.pop(), replay)
     room = arguments.hit_tokens + arguments.query - _STREAM_PROMPT
@@ -40,7 +41,7 @@ def measure_stall(arguments: argparse.Namespace, server: Client, say: Callable[[
         copied, replayed = (1000 * (b - a) / len(hits) for a, b in zip(before, _clocks(server), strict=True))
         if any(usage.cached != arguments.hit_tokens for usage in hits):
             raise TailReplayError(f"Hits of {arguments.hit_tokens} tokens were expected, got {hits[-1].cached}.")
-        say("stall: cold prompts …")
+        say(f"stall: {count} cold prompts …")
         colds = [_arrive(server, prompt, replay, arguments.pause) for prompt in cold]
     finally:
         for stream in streams:
@@ -57,13 +58,15 @@ def stall_rows(
     hits: Sequence[Usage],
     colds: Sequence[Usage],
 ) -> list[dict[str, Any]]:
-    """Return the rows of the report: gaps that share time with the quiet span, with a hit, with a cold prompt."""
+    """Return the rows of the report: gaps that share time with the quiet span, with a hit, with a cold prompt if any."""
     rows: list[dict[str, Any]] = []
     for name, spans in (
         ("quiet", quiet),
         ("hit", [(usage.begin, usage.end) for usage in hits]),
         ("cold prompt", [(usage.begin, usage.end) for usage in colds]),
     ):
+        if not spans:
+            continue
         lengths = [1000 * length for length in during(gaps, spans)]
         if not lengths:
             raise TailReplayError(
@@ -79,7 +82,7 @@ def stall_rows(
                 "max_ms": max(lengths),
             }
         )
-    for row, usages in zip(rows[1:], (hits, colds), strict=True):
+    for row, usages in zip(rows[1:], (hits, colds), strict=False):
         row["ratio"] = row["p99_ms"] / rows[0]["p99_ms"]
         row["ttft_ms"] = 1000 * median(usage.end - usage.begin for usage in usages)
     rows[1]["target"] = True
@@ -112,4 +115,4 @@ def _arrive(server: Client, prompt: list[int], replay: dict[str, Any], pause: fl
 
 def _clocks(server: Client) -> tuple[float, float]:
     """Seconds that the connector has spent copying and replaying since its start."""
-    return server.counter("load_microseconds") / 1e6, server.counter("replay_microseconds") / 1e6
+    return server.counter("load_seconds"), server.counter("replay_seconds")

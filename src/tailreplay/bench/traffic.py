@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hit-tokens", type=int, default=8000, help="stall: matched tokens (default: %(default)s)")
     parser.add_argument("--query", type=int, default=64, help="stall: tokens after them (default: %(default)s)")
     parser.add_argument("--ratio", type=float, default=0.05, help="stall: share to replay (default: %(default)s)")
-    parser.add_argument("--hits", type=int, default=5, help="stall: hits, and cold prompts (default: %(default)s)")
+    parser.add_argument("--hits", type=int, default=5, help="stall: hits (default: %(default)s)")
+    parser.add_argument("--cold", type=int, help="stall: cold prompts, 0 for none (default: as many as hits)")
     parser.add_argument("--quiet", type=float, default=10.0, help="stall: seconds of quiet (default: %(default)s)")
     parser.add_argument(
         "--pause", type=float, default=1.0, help="stall: seconds between prompts (default: %(default)s)"
@@ -80,6 +81,8 @@ def check(arguments: argparse.Namespace) -> None:
     for name in ("quiet", "pause"):
         if getattr(arguments, name) < 0:
             raise InvalidRequestError(f"--{name} must be seconds, at least 0, got {getattr(arguments, name):g}.")
+    if arguments.cold is not None and arguments.cold < 0:
+        raise InvalidRequestError(f"--cold must be at least 0, got {arguments.cold}.")
     if arguments.replay_per_step is not None and arguments.replay_per_step < 1:
         raise InvalidRequestError(f"--replay-per-step must be at least 1, got {arguments.replay_per_step}.")
 
@@ -109,10 +112,12 @@ def _model(arguments: argparse.Namespace, folder: Path) -> str:
 
         return model_path(arguments.model)
     from tailreplay.bench.shapes import SHAPES, random_model
+    from tailreplay.engines.transformers.quiet import quiet_library
     from tailreplay.loading import BUNDLED
 
     if arguments.shape not in SHAPES:
         raise InvalidRequestError(f"Unknown shape {arguments.shape!r}; known are {', '.join(SHAPES)}.")
+    quiet_library()
     random_model(arguments.shape).save_pretrained(folder)
     # A server wants a tokenizer; prompts are token ids and answers are not read.
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -163,7 +168,9 @@ def _room(arguments: argparse.Namespace, model: str) -> int:
     import torch
 
     from tailreplay.engines.transformers.describe import describe
+    from tailreplay.engines.transformers.quiet import quiet_library
 
+    quiet_library()
     a_round = arguments.requests * (arguments.prompt + arguments.generate)
     tokens = max(1.25 * a_round, 2.5 * (arguments.hit_tokens + arguments.query), _LEAST_ROOM)
     return int(tokens * describe(model, torch.bfloat16).costs.page_bytes_per_token)

@@ -90,9 +90,15 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     ----------
     page_size : int
         What the scheduler takes a page to be. Both sides read it from the configuration; they must agree.
+    replay_tokens : int
+        Most tokens to replay after this step's forward.
+    decoding : bool
+        Whether that forward only decodes.
     """
 
     page_size: int
+    replay_tokens: int = 0
+    decoding: bool = False
     rows: list[Rows] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
@@ -114,6 +120,9 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Requests whose synchronous load has ended; asynchronous ones are reported to vLLM."""
     load_seconds: float = 0.0
     replay_seconds: float = 0.0
+    replayed: int = 0
+    """Tokens replayed after the step's forward."""
+    decoding: bool = False
 
     def aggregate(self, other: StepReport) -> StepReport:
         """Join two ranks' reports: a page counts only if every rank has it."""
@@ -125,4 +134,6 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self.loaded | other.loaded,
             max(self.load_seconds, other.load_seconds),
             max(self.replay_seconds, other.replay_seconds),
+            max(self.replayed, other.replayed),
+            self.decoding and other.decoding,
         )

@@ -34,6 +34,7 @@ def count(counts: Counter[str], plan: ReplayPlan) -> None:
     counts["prompt_tokens"] += plan.tokens
     counts["hit_tokens"] += plan.matched
     counts["replayed_tokens"] += plan.replayed
+    counts[f"missed_tokens:{plan.miss_reason or plan.stop}"] += plan.tokens - plan.matched
     if plan.miss_reason:
         counts[f"miss:{plan.miss_reason}"] += 1
     else:

@@ -13,8 +13,10 @@ from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
 from tailreplay.engines.vllm.namespaces import namespace_of
+from tailreplay.engines.vllm.pacing import Pacer
 from tailreplay.engines.vllm.reports import count, report_of
 from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
+from tailreplay.engines.vllm.stats import TIER
 from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.errors import InvalidRequestError
@@ -52,8 +54,10 @@ class SchedulerSide:
         self._forgets: list[str] = []
         self._warned = False
         self._evictions = 0
-        self.counts: Counter[str] = Counter()
-        self._taken: Counter[str] = Counter()
+        self.counts: Any = Counter()  # some are seconds
+        self._taken: Any = Counter()
+        self._pacer = Pacer(settings.decode_slowdown, settings.max_replay_tokens_per_step)
+        self._last_step: float | None = None
         self._writer = PageWriter(self.catalog, geometry.block_size, settings.min_match, self.counts)
 
     # ---- look-up
@@ -67,7 +71,9 @@ class SchedulerSide:
         self._release_plan(tracked)
         if tracked.load_failed:
             return 0, False  # what failed once would fail again: computed this time
-        ids = token_bytes(list(request.all_token_ids))
+        # Asked in every step while it waits: a prompt is encoded once. After a preemption there are more tokens than it.
+        is_prompt = request.num_tokens == request.num_prompt_tokens
+        ids = tracked.expected if is_prompt else token_bytes(list(request.all_token_ids))
         reuse = tracked.options.reuse
         found = self.catalog.match(
             ids, tracked.namespace, limit=request.num_tokens - 1, exact_only=reuse.mode == "exact"
@@ -120,6 +126,7 @@ class SchedulerSide:
             ``blocks_of(request_id)`` returns the request's blocks by KV cache group.
         """
         meta = StepMetadata(self._page_size, loads=self._loads)
+        decodes = prefills = 0
         self._loads = []
         for request in output.preempted_req_ids or ():
             self._drop(request, meta.forgets)
@@ -133,6 +140,10 @@ class SchedulerSide:
                 continue
             count = output.num_scheduled_tokens[request]
             tracked.computed = start + count
+            if start < tracked.request.num_prompt_tokens:
+                prefills += 1
+            else:
+                decodes += 1
             if tracked.page is None:
                 continue
             blocks = blocks_of(request)[self._geometry.attention_group]
@@ -141,18 +152,21 @@ class SchedulerSide:
             self._writer.seal(tracked, blocks, meta.puts)
         meta.forgets += self._forgets
         self._forgets = []
+        meta.replay_tokens = self._pacer.budget(decoding=decodes > 0)
+        meta.decoding = decodes > 0 and not prefills
         return meta
 
     def update(self, report: StepReport | None, received: Iterable[str], failed: Iterable[str]) -> None:
         """Take the worker's report of a step: pages that can be matched now, loads that have ended."""
         if report is not None:
+            self._clock(report)
             landed = [self._writer.stored(tag) for tag in sorted(report.stored)]
             landed += [self._writer.failed(tag) for tag in sorted(report.failed, reverse=True)]
             for done in filter(None, landed):
                 self._landing.pop(done.request.request_id, None)
             if report.load_seconds or report.replay_seconds:
-                self.counts["load_microseconds"] += int(report.load_seconds * 1e6)
-                self.counts["replay_microseconds"] += int(report.replay_seconds * 1e6)
+                self.counts["load_seconds"] += report.load_seconds
+                self.counts["replay_seconds"] += report.replay_seconds
             self._condemn(report.damaged)
             for request in report.loaded:
                 if request in self._requests:
@@ -211,12 +225,12 @@ class SchedulerSide:
 
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now."""
-        counts = dict(self.counts - self._taken)
+        counts: dict[str, float] = dict(self.counts - self._taken)
         self._taken = Counter(self.counts)
         evictions = self.catalog.evictions - self._evictions
         self._evictions = self.catalog.evictions
         if evictions:
-            counts["evicted_pages"] = evictions
+            counts[f"evicted:{TIER}"] = evictions
         sizes = {
             "bytes_used": self.catalog.bytes_used,
             "bytes_limit": self._settings.host_bytes,
@@ -226,6 +240,13 @@ class SchedulerSide:
         return {"counts": counts, "sizes": sizes} if counts else {}
 
     # ---- inside: requests
+
+    def _clock(self, report: StepReport) -> None:
+        """Let the pacer learn from the time between two steps that did nothing but decode and replay."""
+        now = time.monotonic()
+        if report.decoding and self._last_step is not None:
+            self._pacer.observe(now - self._last_step, report.replayed)
+        self._last_step = now if report.decoding else None
 
     def _condemn(self, slots: set[int]) -> None:
         """Let pages whose bytes are wrong not be matched again. The loads that met them still pin them."""

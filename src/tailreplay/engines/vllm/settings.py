@@ -28,8 +28,10 @@ class Settings:
     min_tail : int
         Shortest tail.
     max_replay_tokens_per_step : int
-        Most tokens replayed between two forwards, so that other requests' decoding does not stall; a longer tail goes on
-        in the next step.
+        Most tokens replayed between two forwards; a longer tail goes on in the next step.
+    decode_slowdown : float
+        While other requests decode, how much longer a step may get for a replay, as a share of its time without one: fewer
+        tokens are replayed then, as many as measured times allow. 0 for no such limit.
     prefix_wait : float
         Seconds that a request waits at most for another one that is just computing its prefix.
     checksums : bool
@@ -44,6 +46,7 @@ class Settings:
     min_match: int = 32
     min_tail: int = 64
     max_replay_tokens_per_step: int = 2048
+    decode_slowdown: float = 0.75
     prefix_wait: float = 30.0
     checksums: bool = True
     async_loads: bool = True
@@ -73,9 +76,10 @@ def parse_settings(extra: Mapping[str, Any]) -> Settings:
         value = values.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CacheConfigError(f"The connector setting '{name}' must be a positive integer, got {value!r}.")
-    wait = values.get("prefix_wait", 0)
-    if isinstance(wait, bool) or not isinstance(wait, (int, float)) or wait < 0:
-        raise CacheConfigError(f"The connector setting 'prefix_wait' must be seconds, at least 0, got {wait!r}.")
+    for name in ("prefix_wait", "decode_slowdown"):
+        value = values.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise CacheConfigError(f"The connector setting '{name}' must be a number, at least 0, got {value!r}.")
     for name in ("checksums", "async_loads"):
         if not isinstance(values.get(name, True), bool):
             raise CacheConfigError(f"The connector setting '{name}' must be true or false, got {values[name]!r}.")

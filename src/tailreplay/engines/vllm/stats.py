@@ -6,27 +6,29 @@ from typing import Any
 
 from tailreplay.engines.vllm.compat import KVConnectorPromMetrics, KVConnectorStats
 
-# Name of the count (a prefix before ":" is one series by reason) -> series, help, label.
+# Name of the count (what follows a ":" is its label's value) -> series, help, label.
 SERIES = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that were looked up.", None),
     "hit_tokens": ("hit_tokens", "Prompt tokens that were reused.", None),
     "replayed_tokens": ("replayed_tokens", "Reused tokens that ran through the linear layers again.", None),
+    "missed_tokens": ("missed_tokens", "Prompt tokens that were computed, by why no more was reused.", "reason"),
     "hit": ("hits", "Requests that reused something, by what their states are.", "provenance"),
     "miss": ("misses", "Requests that reused nothing, by why.", "reason"),
     "refused": ("refused_pages", "Pages that were not stored, by why.", "reason"),
-    "evicted_pages": ("evicted_pages", "Pages that made room for others.", None),
+    "evicted": ("evicted_pages", "Pages that made room for others.", "tier"),
     "damaged_pages": ("damaged_pages", "Pages whose bytes were not what was stored.", None),
     "preemptions": ("preemptions", "Requests that gave up their blocks and began again.", None),
     "bad_params": ("bad_params", "Requests whose tailreplay parameters were ignored since they were wrong.", None),
-    "load_microseconds": ("load_microseconds", "Time spent copying cached keys and values into place.", None),
-    "replay_microseconds": ("replay_microseconds", "Time spent replaying.", None),
+    "load_seconds": ("load_seconds", "Time spent copying cached keys and values into place.", None),
+    "replay_seconds": ("replay_seconds", "Time spent replaying.", None),
 }
 GAUGES = {
-    "bytes_used": ("cache_bytes", "Bytes of cached pages in host memory."),
-    "bytes_limit": ("cache_limit_bytes", "Hard limit of that."),
+    "bytes_used": ("cache_bytes", "Bytes of cached pages."),
+    "bytes_limit": ("cache_limit_bytes", "Hard limit of that, of each rank."),
     "pages": ("cache_pages", "Cached pages."),
     "pinned": ("cache_pinned_pages", "Pages that a request needs now."),
 }
+TIER = "host"
 
 
 class TailReplayStats(KVConnectorStats):  # type: ignore[misc]
@@ -73,7 +75,9 @@ class TailReplayPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             for name, (series, text, label) in SERIES.items()
         }
         self._gauges = {
-            name: self._gauge_cls(name=f"vllm:tailreplay_{series}", documentation=text, labelnames=labelnames)
+            name: self._gauge_cls(
+                name=f"vllm:tailreplay_{series}", documentation=text, labelnames=[*labelnames, "tier"]
+            )
             for name, (series, text) in GAUGES.items()
         }
 
@@ -84,4 +88,4 @@ class TailReplayPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             series, _, reason = name.partition(":")
             self._counters[series].labels(*labels, *([reason] if reason else [])).inc(value)
         for name, value in transfer_stats_data.get("sizes", {}).items():
-            self._gauges[name].labels(*labels).set(value)
+            self._gauges[name].labels(*labels, TIER).set(value)

@@ -62,7 +62,6 @@ class WorkerSide:
         self.states = states
         self._ranks = ranks
         self._device = device
-        self._budget = settings.max_replay_tokens_per_step
         self.observer: Callable[[Load], None] | None = None
         self._held: dict[str, HeldHiddens] = {}
         self._jobs: list[_Job] = []
@@ -91,7 +90,7 @@ class WorkerSide:
         self._first_rows = compat.first_rows(context, self._geometry.attention_layers[0], slots, step)
         self._jobs += [_Job(load) for load in meta.loads]
         while any(job.load.waits for job in self._jobs):
-            self._work()
+            self._work(meta.replay_tokens)
 
     def end(self, meta: StepMetadata) -> None:
         """Collect this step's hiddens, store its pages, then go on with the loads under way."""
@@ -108,7 +107,8 @@ class WorkerSide:
         for request in meta.forgets:
             self._held.pop(request, None)
         if self._jobs:
-            self._work()
+            self._work(meta.replay_tokens)
+        self._report.decoding = meta.decoding
 
     def take_report(self) -> StepReport:
         """Return what became of this step's orders, once."""
@@ -147,13 +147,13 @@ class WorkerSide:
 
     # ---- loading
 
-    def _work(self) -> None:
-        """Copy and replay, at most `_budget` tokens in all; what is left goes on in the next step."""
+    def _work(self, budget: int) -> None:
+        """Copy and replay, at most `budget` tokens in all; what is left goes on in the next step."""
         begin = time.perf_counter()
         self._copy([job for job in self._jobs if not job.copied])
         copied = time.perf_counter()
         self._report.load_seconds += copied - begin
-        budget, batch = self._budget, []
+        batch = []
         for job in self._jobs:
             count = min(job.load.tail - job.done, budget)
             if count > 0:
@@ -161,6 +161,7 @@ class WorkerSide:
                 budget -= count
         if batch:
             self._replay(batch)
+            self._report.replayed += sum(tail.count for tail in batch)
         self.store.wait()
         for job in [job for job in self._jobs if job.copied and job.done >= job.load.tail]:
             self._end(job, failed=False)

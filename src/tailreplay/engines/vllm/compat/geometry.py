@@ -171,9 +171,6 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         raise CacheConfigError(
             f"tailreplay cannot share hiddens of width {d_model} between {parallel.tensor_parallel_size} ranks."
         )
-    stages = stages_of(config)
-    if not all(stage.attention_layers for stage in stages):
-        raise CacheConfigError("tailreplay needs an attention layer in every pipeline stage: use fewer stages.")
     sliceable = attention_kernels(config, list(group.layer_names)) in SLICEABLE
     return Geometry(
         block_size=spec.block_size,
@@ -185,7 +182,7 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         kv_token_bytes=spec.real_page_size_bytes // spec.block_size,
         d_model=d_model,
         dtype=config.model_config.dtype,
-        stages=stages,
+        stages=stages_of(config),
         stage=stage_of(config),
         tensor_ranks=parallel.tensor_parallel_size,
     )
