@@ -167,7 +167,7 @@ class Catalog:
             page = fill
             self._tick += 1
             page.last_used = self._tick
-            page.ready = True
+            page.ready, page.damaged = True, False
             parent.siblings(page.provenance.is_exact).add(page)
             if self._events is not None:
                 self._events.stored(page)
@@ -182,8 +182,7 @@ class Catalog:
             self._free.give_back(fill.slot)
             self.unpin((present,))
             return
-        if fill.children:  # it was found damaged and should have been written again: it stays damaged
-            fill.damaged = True
+        if fill.damaged:  # it should have been written again: it keeps its place while something needs that
             self.unpin((fill,))
             return
         self._free.give_back(fill.slot)
@@ -281,8 +280,7 @@ class Catalog:
         """Admit tokens that are there already: as they are, or with better bytes."""
         assert present.ids == ids, "blake3 collision"
         if present.damaged and not present.pins:
-            present.damaged, present.provenance = False, provenance
-            present.pins = 1
+            present.provenance, present.pins = provenance, 1
             self._pinned += 1
             return Admission(present, fill=present)
         if not present.ready:

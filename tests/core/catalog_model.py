@@ -112,6 +112,10 @@ class Model:
             for other, entry in self.entries.items()
         )
 
+    def damaged(self) -> list[Name]:
+        """Names of damaged pages that may be written again now."""
+        return sorted(name for name, entry in self.entries.items() if entry.damaged and not entry.pins)
+
     # ---- changes; each returns what can be compared with the real catalog's answer
 
     def pin(self, names: Sequence[Name]) -> None:
@@ -155,7 +159,7 @@ class Model:
         else:
             self._tick += 1
             entry.used = self._tick
-            entry.ready = True
+            entry.ready, entry.damaged = True, False
         self._drop_superseded()
 
     def abort(self, name: Name) -> None:
@@ -163,8 +167,7 @@ class Model:
         if entry.better is not None:
             entry.better = None
             self.unpin([name])
-        elif any(parent_of(other) == name for other in self.entries):
-            entry.damaged = True
+        elif entry.damaged:
             self.unpin([name])
         else:
             del self.entries[name]
@@ -208,7 +211,7 @@ class Model:
 
     def _admit_again(self, name: Name, present: Entry, provenance: Provenance) -> str:
         if present.damaged and not present.pins:
-            present.damaged, present.provenance, present.pins = False, provenance, 1
+            present.provenance, present.pins = provenance, 1
             return "new"
         if not present.ready:
             return "busy"
@@ -309,7 +312,9 @@ class Driver:
 
     def slots(self) -> list[int]:
         """Slots of all pages, written or being written, in no order."""
-        return [page.slot for page in [*self.catalog.resident(damaged=True), *self.fills.values()]]
+        # A damaged page that is being written again is both.
+        pages = {id(page): page for page in [*self.catalog.resident(damaged=True), *self.fills.values()]}
+        return [page.slot for page in pages.values()]
 
     def _hold(self, name: Name, page: Page) -> None:
         self.held[name] = page

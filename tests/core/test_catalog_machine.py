@@ -120,10 +120,12 @@ class CatalogMachine(RuleBasedStateMachine):
     def release(self, plan: list[Name]) -> None:
         self.act("unpin", plan)
 
-    @rule(plan=plans, at=st.integers(0, 5))
+    @rule(plan=consumes(plans), at=st.sampled_from([0, 0, 1, 5]))
     def find_damage(self, plan: list[Name], at: int) -> None:
+        """What a load does that meets a damaged page: it gives up."""
         if plan:
             self.act("condemn", plan[at % len(plan)])
+        self.act("unpin", plan)
 
     # ---- writers
 
@@ -177,6 +179,18 @@ class CatalogMachine(RuleBasedStateMachine):
     @rule(namespace=namespaces, prompt=prompts, provenance=provenances)
     def store(self, namespace: int, prompt: Tokens, provenance: Provenance) -> None:
         self.finish(self.open(namespace, prompt, provenance))
+
+    @precondition(lambda self: self.model.damaged())
+    @rule(provenance=provenances, which=st.integers(0, 9), pages=st.integers(0, 3))
+    def write_again(self, provenance: Provenance, which: int, pages: int) -> None:
+        """Come to a damaged page again, and end before, while or after it is written."""
+        damaged = self.model.damaged()
+        namespace, tokens = damaged[which % len(damaged)]
+        writer = self.open(namespace, tokens + (7,) * 20, provenance)
+        self.admit(writer, 1 + pages)
+        if which % 2:
+            self.commit(writer)
+        self.fail(writer) if which % 3 == 0 else self.finish(writer)
 
     @rule(target=prompts, namespace=namespaces, prompt=prompts, pieces=runs, provenance=provenances)
     def turn(self, namespace: int, prompt: Tokens, pieces: list[tuple[int, int]], provenance: Provenance) -> Tokens:
