@@ -113,9 +113,9 @@ def _prefix_caching(labels: dict[str, str], active: bool) -> list[Finding]:
     if state == "True" and active:
         return [
             Finding(
-                False,
-                f"vLLM's own prefix caching is on (mode '{mode}') and would hand approximate states to every request: "
-                "start with --no-enable-prefix-caching.",
+                True,
+                f"vLLM's own prefix caching is on too (mode '{mode}'): both work together and approximate hits stay out of "
+                "it, but it takes memory and adds little; --no-enable-prefix-caching turns it off.",
             )
         ]
     if state == "True":
@@ -135,9 +135,7 @@ def _pages(labels: dict[str, str], active: bool) -> list[Finding]:
     if not active or not labels.get("block_size", "").isdigit():
         return []
     return [
-        Finding(
-            True, f"A page is {labels['block_size']} tokens, the engine's block; matching is by token all the same."
-        )
+        Finding(True, f"vLLM's blocks have {labels['block_size']} tokens; the connector matches by token all the same.")
     ]
 
 

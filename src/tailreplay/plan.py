@@ -35,7 +35,7 @@ class ReplayPlan:
     tails : tuple of int
         k of each group of the topology: tokens to replay.
     pages : tuple of Page
-        Pages that hold tokens ``0 .. m-1``; the last may be used in part.
+        Pages that hold tokens ``0 .. m-1``; the last may be used in part. Fewer where the engine's own cache has them.
     exact : bool
         Whether the rebuilt states equal those of a full prefill (within the engine's noise floor).
     provenance : Provenance

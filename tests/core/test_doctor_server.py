@@ -44,7 +44,7 @@ def test_a_server_as_it_should_be_has_nothing_bad() -> None:
     shown = lines(metrics(), good=True)
     assert "active: 8,200 of 16,400 prompt tokens were reused (50%)" in shown
     assert "prefix caching is off, as the connector wants it" in shown
-    assert "A page is 384 tokens" in shown
+    assert "blocks have 384 tokens" in shown
     assert "--enable-prompt-tokens-details" in shown
 
 
@@ -52,10 +52,11 @@ def test_a_server_before_its_first_request() -> None:
     assert "has looked nothing up yet" in lines(metrics(UNUSED), good=True)
 
 
-def test_prefix_caching_beside_the_connector_is_bad() -> None:
-    bad = lines(metrics(prefix="True", mode="align"), good=False)
-    assert "(mode 'align')" in bad
-    assert "start with --no-enable-prefix-caching" in bad
+def test_prefix_caching_beside_the_connector_is_named() -> None:
+    assert lines(metrics(prefix="True", mode="align"), good=False) == ""
+    shown = lines(metrics(prefix="True", mode="align"), good=True)
+    assert "(mode 'align')" in shown
+    assert "--no-enable-prefix-caching turns it off" in shown
 
 
 def test_a_server_without_the_connector() -> None:

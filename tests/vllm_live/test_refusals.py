@@ -15,8 +15,10 @@ def cache(mamba_cache_mode: str = "none", use_replayssm: bool = False) -> Simple
     return SimpleNamespace(mamba_cache_mode=mamba_cache_mode, use_replayssm=use_replayssm)
 
 
-def parallel(decode: int = 1, prefill: int = 1) -> SimpleNamespace:
-    return SimpleNamespace(decode_context_parallel_size=decode, prefill_context_parallel_size=prefill)
+def parallel(decode: int = 1, prefill: int = 1, data: int = 1) -> SimpleNamespace:
+    return SimpleNamespace(
+        decode_context_parallel_size=decode, prefill_context_parallel_size=prefill, data_parallel_size=data
+    )
 
 
 def config(**changed: Any) -> Any:
@@ -25,6 +27,8 @@ def config(**changed: Any) -> Any:
         "speculative_config": None,
         "cache_config": cache(),
         "parallel_config": parallel(),
+        "lora_config": None,
+        "model_config": SimpleNamespace(is_moe=True),
     }
     return SimpleNamespace(**{**values, **changed})
 
@@ -35,6 +39,8 @@ def config(**changed: Any) -> Any:
         ({"speculative_config": object()}, "speculative decoding"),
         ({"cache_config": cache("all")}, "mamba cache mode 'all'"),
         ({"cache_config": cache(use_replayssm=True)}, "--use-replayssm"),
+        ({"lora_config": object()}, "LoRA"),
+        ({"parallel_config": parallel(data=2)}, "data parallelism"),
         ({"parallel_config": parallel(decode=2)}, "context parallelism"),
         ({"parallel_config": parallel(prefill=2)}, "context parallelism"),
         ({}, "one group of attention layers in vLLM, this model has 0"),

@@ -42,8 +42,8 @@ def lora(name: str = "pirate", number: int = 1, path: str = "a/pirate") -> Simpl
     return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=path)
 
 
-def image(identifier: str, offset: int = 5) -> SimpleNamespace:
-    return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=offset))
+def image(identifier: str, offset: int = 5, length: int = 10) -> SimpleNamespace:
+    return SimpleNamespace(identifier=identifier, mm_position=SimpleNamespace(offset=offset, length=length))
 
 
 def request(name: str, ids: list[int] = IDS, **changed: Any) -> SimpleNamespace:
@@ -56,14 +56,28 @@ def request(name: str, ids: list[int] = IDS, **changed: Any) -> SimpleNamespace:
         "kv_transfer_params": None,
         "lora_request": None,
         "mm_features": [],
+        "prompt_embeds": None,
         "cache_salt": None,
         "is_finished": lambda: False,
     }
     return SimpleNamespace(**{**values, **changed})
 
 
+IDLE = SimpleNamespace(
+    preempted_req_ids=(),
+    scheduled_new_reqs=[],
+    scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+    num_scheduled_tokens={},
+)
+
+
+def preempting(*names: str) -> SimpleNamespace:
+    return SimpleNamespace(**{**vars(IDLE), "preempted_req_ids": names})
+
+
 def serve(side: SchedulerSide, asked: SimpleNamespace) -> int:
     """Look a request up, compute all of it in one step, end it; returns how many tokens were reused."""
+    pinned = side.catalog.pinned
     matched, _ = side.match(asked, 0)
     assert matched is not None
     blocks = (list(range(10, 10 + 5)), [3])
@@ -82,15 +96,9 @@ def serve(side: SchedulerSide, asked: SimpleNamespace) -> int:
     meta = side.step(scheduled, lambda _: blocks)
     asked.num_computed_tokens = asked.num_tokens
     side.finished(asked, blocks)
-    idle = SimpleNamespace(
-        preempted_req_ids=(),
-        scheduled_new_reqs=[],
-        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
-        num_scheduled_tokens={},
-    )
-    last = side.step(idle, lambda _: blocks)
+    last = side.step(IDLE, lambda _: blocks)
     side.update(StepReport(stored={put.tag for put in [*meta.puts, *last.puts]}), (), ())
-    assert side.catalog.pinned == 0
+    assert side.catalog.pinned == pinned
     return matched
 
 
@@ -147,15 +155,7 @@ def test_what_lies_in_the_engines_own_cache_is_not_loaded() -> None:
     isolated = []
     asked.update_block_hashes = lambda: isolated.append(asked.cache_salt)
     side.allocated(asked, ([1, 2, 3, 4], [0, 0, 0, 7]), extra)
-    (load,) = side.step(
-        SimpleNamespace(
-            preempted_req_ids=(),
-            scheduled_new_reqs=[],
-            scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
-            num_scheduled_tokens={},
-        ),
-        lambda _: ([], []),
-    ).loads
+    (load,) = side.step(IDLE, lambda _: ([], [])).loads
     assert (load.present, load.matched, load.states) == (BLOCK, len(IDS), {1: 7})
     assert len(isolated) == 1, "an approximate request publishes nothing in vLLM's own cache"
 
@@ -169,14 +169,123 @@ def test_a_preempted_approximate_request_cannot_find_its_own_blocks() -> None:
     asked.update_block_hashes = lambda: salts.append(asked.cache_salt)
     side.allocated(asked, ([1, 2, 3, 4], [0, 0, 0, 7]), extra or 0)
     side.update(StepReport(), ("second",), ())
-    side.step(
-        SimpleNamespace(
-            preempted_req_ids=("second",),
-            scheduled_new_reqs=[],
-            scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
-            num_scheduled_tokens={},
-        ),
-        lambda _: ([], []),
-    )
+    side.step(preempting("second"), lambda _: ([], []))
     assert len(set(salts)) == 2
     assert side.match(asked, 0) == (len(IDS), True), "pages are found as before, whatever vLLM's salt"
+
+
+def test_a_prompt_of_embeddings_is_neither_reused_nor_stored() -> None:
+    side = make()
+    for name in ("first", "second"):
+        assert serve(side, request(name, [0] * 200, prompt_embeds=torch.zeros(200, 8))) == 0
+    assert side.catalog.pages == 0
+
+
+def test_a_tail_that_holds_an_image_is_a_miss() -> None:
+    """Layers before the first attention layer know their input as token ids only."""
+    side = make()
+    early, late = [image("cat", 5, 10)], [image("cat", 150, 30)]
+    for name, images in (("early 1", early), ("late 1", late)):
+        assert serve(side, request(name, mm_features=images)) == 0
+    replay = {"kv_transfer_params": {"tailreplay": {"mode": "replay", "ratio": 0.05}}}
+    assert serve(side, request("early 2", mm_features=early, **replay)) == len(IDS) - 1
+    assert serve(side, request("late 2", mm_features=late, **replay)) == 0
+    exact = {"kv_transfer_params": {"tailreplay": {"mode": "exact"}}}
+    assert serve(side, request("early 3", mm_features=early, **exact)) == 0
+    assert side.counts["miss:image_in_tail"] == 2
+
+
+def test_a_reset_matches_nothing_of_before() -> None:
+    side = make()
+    serve(side, request("first"))
+    running = request("running", [*IDS, 9, 9])
+    extra, _ = side.match(running, 0)
+    blocks = (list(range(10, 15)), [3])
+    side.allocated(running, blocks, extra or 0)
+    side.reset()
+    assert serve(side, request("second")) == 0, "the weights may have changed"
+    assert serve(side, request("third")) == len(IDS) - 1
+    side.update(StepReport(), ("running",), ())
+    running.num_computed_tokens = running.num_tokens
+    keeps_blocks, _ = side.finished(running, blocks)
+    assert not keeps_blocks, "nothing of it is stored"
+    assert side.catalog.pinned == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_left_of_a_request_that_ends_while_it_loads(waits: bool) -> None:
+    side = SchedulerSide(Settings(host_bytes=1 << 20, min_match=1, async_loads=not waits), geometry(), "model")
+    serve_first = request("first")
+    side.match(serve_first, 0)
+    blocks = (list(range(10, 15)), [3])
+    side.allocated(serve_first, blocks, 0)
+    scheduled = SimpleNamespace(
+        **{
+            **vars(IDLE),
+            "scheduled_new_reqs": [SimpleNamespace(req_id="first", num_computed_tokens=0)],
+            "num_scheduled_tokens": {"first": len(IDS)},
+        }
+    )
+    meta = side.step(scheduled, lambda _: blocks)
+    serve_first.num_computed_tokens = len(IDS)
+    side.finished(serve_first, blocks)
+    last = side.step(IDLE, lambda _: blocks)
+    side.update(StepReport(stored={put.tag for put in [*meta.puts, *last.puts]}), (), ())
+
+    asked = request("second", [*IDS, 9, 9], is_finished=lambda: True)
+    extra, _ = side.match(asked, 0)
+    side.allocated(asked, blocks, extra or 0)
+    side.step(IDLE, lambda _: blocks)
+    side.finished(asked, blocks)
+    side.update(StepReport(loaded={"second"} if waits else set()), () if waits else ("second",), ())
+    assert side.catalog.pinned == 0
+    assert side.step(IDLE, lambda _: blocks).forgets == ["second"], "the workers let go of it too"
+
+
+def test_a_request_that_begins_again_in_the_step_of_its_preemption_keeps_its_pins_right() -> None:
+    side = make()
+    serve(side, request("first"))
+    asked = request("second", [*IDS, 9, 9])
+    extra, _ = side.match(asked, 0)
+    blocks = (list(range(10, 15)), [3])
+    side.allocated(asked, blocks, extra or 0)
+    side.update(StepReport(), ("second",), ())
+    # vLLM resets its running requests outside a step and takes them up again in the next.
+    extra, _ = side.match(asked, 0)
+    side.allocated(asked, blocks, extra or 0)
+    side.step(preempting("second"), lambda _: blocks)
+    side.update(StepReport(), ("second",), ())
+    asked.num_computed_tokens = len(IDS)
+    side.finished(asked, blocks)
+    assert side.catalog.pinned == 0
+
+
+def test_a_request_that_waits_is_not_looked_up_anew_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = make()
+    first, second = request("first"), request("second")
+    side.match(first, 0)
+    side.allocated(first, (list(range(10, 15)), [3]), 0)
+    assert side.match(second, 0) == (None, False)
+    looked_up = []
+    monkeypatch.setattr(side.catalog, "match", lambda *args, **kwargs: looked_up.append(args))
+    for _ in range(5):
+        assert side.match(second, 0) == (None, False)
+    assert not looked_up
+
+
+def test_what_vllms_own_cache_gives_unseen_leaves_a_gap() -> None:
+    side = make()
+    asked = request("first")
+    side.match(asked, 0)
+    blocks = (list(range(10, 15)), [3])
+    side.allocated(asked, blocks, 0)
+    started = SimpleNamespace(
+        **{
+            **vars(IDLE),
+            "scheduled_new_reqs": [SimpleNamespace(req_id="first", num_computed_tokens=32)],
+            "num_scheduled_tokens": {"first": len(IDS) - 32},
+        }
+    )
+    assert not side.step(started, lambda _: blocks).puts
+    assert side.counts["refused:gap"] == 1
+    assert side.catalog.pinned == 0

@@ -53,3 +53,15 @@ def test_a_stage_that_stores_no_hiddens_still_follows_its_requests() -> None:
     assert held.take(0, 6) == []
     with pytest.raises(ValueError, match="do not follow"):
         held.add(9, 1, [])
+
+
+def test_what_is_held_does_not_keep_a_long_chunk_alive() -> None:
+    held = HeldHiddens(1, 0)
+    held.add(0, 1000, [torch.arange(1000.0)[:, None]])
+    held.take(0, 500)
+    rest = held.take(900, 100)[0]
+    assert rest.untyped_storage().nbytes() == 4000
+    held.compact()
+    rest = held.take(900, 100)[0]
+    assert rest.untyped_storage().nbytes() == 400
+    assert rest[:, 0].tolist() == list(range(900, 1000))

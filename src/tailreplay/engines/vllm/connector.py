@@ -15,6 +15,7 @@ from tailreplay.engines.vllm.settings import parse_settings
 from tailreplay.engines.vllm.stats import TailReplayPromMetrics, TailReplayStats
 from tailreplay.engines.vllm.store import PageStore
 from tailreplay.engines.vllm.worker import WorkerSide
+from tailreplay.errors import CacheConfigError
 from tailreplay.events import PageEvents
 
 
@@ -27,6 +28,12 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._settings = parse_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._geometry = compat.geometry(vllm_config, kv_cache_config)
+        if self._geometry.aligned_states and not self._settings.async_loads:
+            # vLLM publishes the blocks of a synchronous load before the connector hears of them.
+            raise CacheConfigError(
+                "The connector setting async_loads: false needs vLLM's own prefix caching off: start with "
+                "--no-enable-prefix-caching."
+            )
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._events = PageEvents() if compat.publishes_events(vllm_config) else None
@@ -59,6 +66,14 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
 
     def take_events(self) -> Iterable[compat.KVCacheEvent]:
         return compat.kv_events(self._events.take()) if self._events is not None and len(self._events) else ()
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        # A load fills its last block in part: vLLM must clear what lies past it, as it does for blocks that nobody loads.
+        return ()
+
+    def reset_cache(self) -> bool:
+        self._scheduling.reset()
+        return True
 
     def get_kv_connector_stats(self) -> TailReplayStats | None:
         return TailReplayStats(self._scheduler.take_stats()) if self._scheduler is not None else None

@@ -53,3 +53,10 @@ class HeldHiddens:
             taken.append(rows[:count])
         self._start = start
         return taken
+
+    def compact(self) -> None:
+        """Let go of memory that a long chunk has left behind: what is held is a view into it. Call it once a step."""
+        for chunks in self._chunks:
+            for index, rows in enumerate(chunks):
+                if rows.untyped_storage().nbytes() > 2 * rows.nbytes:
+                    chunks[index] = rows.clone()

@@ -39,7 +39,7 @@ def server_command(
     """
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--served-model-name", name, "--host", host, "--port", str(port)]
-    # vLLM's own prefix cache would hand approximate states to every request.
+    # vLLM's own prefix cache would take memory and add little.
     command += ["--no-enable-prefix-caching", "--enable-prompt-tokens-details"]
     command += ["--middleware", "tailreplay.engines.vllm.middleware.ReuseParams"]
     command += ["--kv-transfer-config", json.dumps(transfer_config(settings))]

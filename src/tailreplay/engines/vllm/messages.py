@@ -91,7 +91,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     page_size : int
         What the scheduler takes a page to be. Both sides read it from the configuration; they must agree.
     replay_tokens : int
-        Most tokens to replay after this step's forward.
+        Most tokens to replay after this step's forward; what it waits for (synchronous loads) does not count.
     decoding : bool
         Whether that forward only decodes.
     """

@@ -95,7 +95,8 @@ def install_taps(owner: torch.nn.Module, decoder: Any, adapter: Adapter, topolog
     for group in stage.stored_groups:
         layer = decoder.layers[group.layers[0]]
         # A buffer of the layer, so that vLLM's memory profile counts it and a CUDA graph sees one address.
-        buffer = torch.zeros(rows, d_model, dtype=weight.dtype, device=weight.device)
+        # Not a number until a forward has written it.
+        buffer = torch.full((rows, d_model), float("nan"), dtype=weight.dtype, device=weight.device)
         layer.register_buffer("tailreplay_tap", buffer, persistent=False)
         layer.register_forward_pre_hook(partial(_tap, adapter), with_kwargs=True)
         taps.append(buffer)

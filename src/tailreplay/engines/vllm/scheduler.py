@@ -6,27 +6,30 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from tailreplay.catalog import Catalog
 from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
-from tailreplay.engines.vllm.namespaces import namespace_of
+from tailreplay.engines.vllm.namespaces import meets_images, namespace_of
 from tailreplay.engines.vllm.pacing import Pacer
 from tailreplay.engines.vllm.reports import count, report_of
 from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
 from tailreplay.engines.vllm.stats import TIER
 from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked
+from tailreplay.engines.vllm.waiting import still_waits, writer_of
 from tailreplay.errors import InvalidRequestError
 from tailreplay.events import PageEvents
-from tailreplay.keys import TOKEN_BYTES, common_tokens, token_bytes
+from tailreplay.keys import token_bytes
+from tailreplay.modes import Reuse
 from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
 
 log = logging.getLogger("vllm.tailreplay")
-_WORTH_WAITING = 64
+NO_REUSE = RequestOptions(Reuse("off", None), store=False)
 
 
 class SchedulerSide:
@@ -53,6 +56,7 @@ class SchedulerSide:
         self._landing: dict[str, Tracked] = {}
         self._forgets: list[str] = []
         self._warned = False
+        self._epoch = 0
         self._evictions = 0
         self.counts: Any = Counter()  # some are seconds
         self._taken: Any = Counter()
@@ -71,6 +75,8 @@ class SchedulerSide:
         self._release_plan(tracked)
         if tracked.load_failed:
             return 0, False  # what failed once would fail again: computed this time
+        if still_waits(tracked, self._settings.prefix_wait):
+            return None, False
         # Asked in every step while it waits: a prompt is encoded once. After a preemption there are more tokens than it.
         is_prompt = request.num_tokens == request.num_prompt_tokens
         ids = tracked.expected if is_prompt else token_bytes(list(request.all_token_ids))
@@ -81,6 +87,8 @@ class SchedulerSide:
         if self._should_wait(tracked, ids, found.tokens):
             return None, False
         plan = make_plan(found, request.num_tokens, reuse, self._geometry.topology, min_match=self._settings.min_match)
+        if meets_images(request, plan, self._geometry.topology):
+            plan = without_reuse(plan, "image_in_tail")
         tracked.report = None
         tracked.present = computed
         if computed and plan.matched - computed <= plan.replayed:
@@ -128,16 +136,19 @@ class SchedulerSide:
         meta = StepMetadata(self._page_size, loads=self._loads)
         decodes = prefills = 0
         self._loads = []
-        for request in output.preempted_req_ids or ():
-            self._drop(request, meta.forgets)
         self._flush_finals(meta)
         scheduled = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
         cached = output.scheduled_cached_reqs
         scheduled += list(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for request in set(output.preempted_req_ids or ()) - {name for name, _ in scheduled}:
+            self._drop(request)
         for request, start in scheduled:
             tracked = self._requests.get(request)
             if tracked is None:
                 continue
+            if start > tracked.computed and tracked.page is not None:
+                self.counts["refused:gap"] += 1  # vLLM's own cache has tokens whose hiddens were never seen
+                self._writer.close(tracked)
             count = output.num_scheduled_tokens[request]
             tracked.computed = start + count
             if start < tracked.request.num_prompt_tokens:
@@ -169,15 +180,12 @@ class SchedulerSide:
                 self.counts["replay_seconds"] += report.replay_seconds
             self._condemn(report.damaged)
             for request in report.loaded:
-                if request in self._requests:
-                    self._requests[request].loading = False
-                    self._release_plan(self._requests[request])
+                self._loaded(request)
         failures = set(failed)
         for request in received:
             tracked = self._requests.get(request)
             if tracked is None:
                 continue
-            tracked.loading = False
             plan = tracked.plan
             if request in failures and plan is not None:
                 log.warning("Loading %d cached tokens failed; the request is computed instead.", plan.matched)
@@ -186,9 +194,7 @@ class SchedulerSide:
                 self._writer.close(tracked)
                 self._writer.open(tracked, plan)
             self._report(tracked, plan)
-            self._release_plan(tracked)
-            if tracked.request.is_finished():
-                self._forget(tracked)
+            self._loaded(request)
 
     def finished(self, request: Any, blocks: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """Store what is left of a request that has ended. True keeps its blocks until the worker has copied them."""
@@ -210,13 +216,20 @@ class SchedulerSide:
             self._writer.seal(tracked, attention, puts)
             self._writer.put_rest(tracked, attention, puts)
         if not puts:
-            self._forgets.append(request.request_id)
             self._forget(tracked)
             return False, answer
         self._finals.append((tracked, puts))
         self._writer.close(tracked)
         self._landing[request.request_id] = tracked
         return True, answer
+
+    def reset(self) -> None:
+        """Match nothing of what is stored or on its way: the weights may have changed."""
+        self._epoch += 1
+        for tracked in self._requests.values():
+            self._writer.close(tracked)
+            tracked.namespace = replace(tracked.namespace, model=self._model_now)
+        self.catalog.clear()
 
     def pages_of(self, request: str) -> tuple[Page, ...]:
         """Return the pages that a request's load reads now. For checks."""
@@ -260,13 +273,19 @@ class SchedulerSide:
     def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            given = (request.kv_transfer_params or {}).get("tailreplay")
-            options = self._options(given)
-            namespace = namespace_of(request, self._model, self._geometry)
+            options = self._options((request.kv_transfer_params or {}).get("tailreplay"))
+            if request.prompt_embeds is not None:
+                options = NO_REUSE  # such a prompt has no token ids that tell it from others
             prompt = token_bytes(list(request.all_token_ids)[: request.num_prompt_tokens])
+            namespace = namespace_of(request, self._model_now, self._geometry)
             tracked = Tracked(request, namespace, options, expected=prompt, first_asked=time.monotonic())
             self._requests[request.request_id] = tracked
         return tracked
+
+    @property
+    def _model_now(self) -> str:
+        """The model as it is since the last `reset`: its weights may have changed there."""
+        return f"{self._model}#{self._epoch}"
 
     def _options(self, given: Any) -> RequestOptions:
         try:
@@ -285,36 +304,39 @@ class SchedulerSide:
         """Whether another request is just computing much more of this one's prefix than is matched yet."""
         if tracked.options.reuse.mode == "off" or time.monotonic() - tracked.first_asked > self._settings.prefix_wait:
             return False
-        exact_only = tracked.options.reuse.mode == "exact"
-        limit = len(ids) // TOKEN_BYTES - 1
-        for other in (*self._requests.values(), *self._landing.values()):
-            if other is tracked or not other.is_storing or other.namespace != tracked.namespace:
-                continue
-            if exact_only and not other.provenance.is_exact:
-                continue
-            common = min(common_tokens(other.expected, ids), limit)
-            # What is just landing is there in a step or two; a prefill takes longer and must be worth the wait.
-            worth = _WORTH_WAITING if other.in_flight else 1
-            if common - matched >= worth and common >= self._settings.min_match:
-                return True
-        return False
+        others = [*self._requests.values(), *self._landing.values()]
+        other = writer_of(tracked, others, ids, matched, self._settings.min_match)
+        tracked.waits_for = None if other is None else (other, other.stored, other.puts)
+        return other is not None
 
-    def _drop(self, request: str, forgets: list[str]) -> None:
+    def _drop(self, request: str) -> None:
         """Forget what was computed for a preempted request; what is stored stays."""
         tracked = self._requests.get(request)
+        if tracked is None or tracked.loading:
+            return  # it begins again already
+        self._writer.close(tracked)
+        tracked.in_flight = False
+        tracked.report = None
+        self.counts["preemptions"] += 1
+        if tracked.isolated:
+            compat.isolate(tracked.request)  # not even this request may find its own approximate states again
+        self._forgets.append(request)
+
+    def _loaded(self, request: str) -> None:
+        """A load has ended, well or not."""
+        tracked = self._requests.get(request)
         if tracked is not None:
-            self._writer.close(tracked)
-            tracked.in_flight = False
-            tracked.report = None
-            self.counts["preemptions"] += 1
-            if tracked.isolated:
-                compat.isolate(tracked.request)  # not even this request may find its own approximate states again
-            forgets.append(request)
+            tracked.loading = False
+            self._release_plan(tracked)
+            if tracked.request.is_finished():
+                self._forget(tracked)
 
     def _forget(self, tracked: Tracked) -> None:
+        """A request has ended: let go of all that is held for it, here and in the workers."""
         self._release_plan(tracked)
         self._writer.close(tracked)
         self._requests.pop(tracked.request.request_id, None)
+        self._forgets.append(tracked.request.request_id)
 
     def _set_plan(self, tracked: Tracked, plan: ReplayPlan) -> None:
         self.catalog.pin(plan.pages)
@@ -349,6 +371,5 @@ class SchedulerSide:
         for tracked, puts in self._finals:
             meta.puts += puts
             meta.finals.append(tracked.request.request_id)
-            meta.forgets.append(tracked.request.request_id)
             self._forget(tracked)
         self._finals = []

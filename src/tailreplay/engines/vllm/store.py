@@ -10,6 +10,7 @@ from tailreplay.engines.vllm.compat import Geometry, TensorRanks
 from tailreplay.engines.vllm.kv_blocks import KVBlocks, OpaqueBlocks, TokenBlocks
 from tailreplay.engines.vllm.messages import Load, Put
 from tailreplay.engines.vllm.settings import Settings
+from tailreplay.errors import CacheConfigError
 from tailreplay.pages import PageLayout, PartSpec
 from tailreplay.streams import CopyStream
 from tailreplay.tiers.host import HostArena
@@ -48,6 +49,11 @@ class PageStore:
         self._device = next(iter(caches.values())).device
         self._stream = CopyStream(self._device)
         layout = PageLayout(self._page, tuple((layer.part,) for layer in self._layers), self._hidden)
+        if layout.page_bytes > geometry.page_bytes:
+            raise CacheConfigError(
+                f"A page of this rank has {layout.page_bytes} bytes, more than the {geometry.page_bytes} that vLLM's "
+                "configuration says: the limit of host memory would not hold."
+            )
         slots = settings.host_bytes // geometry.page_bytes
         self.arena = HostArena(layout, slots, pin=self._device.type == "cuda")
 

@@ -37,6 +37,8 @@ class PageWriter:
 
     def open(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
         """Begin to store after the plan's last full page, or from the first token."""
+        self.close(tracked)
+        tracked.computed = plan.matched if plan is not None else 0
         if not tracked.options.store:
             return
         if plan is not None and len(plan.pages) * self._page_size < plan.matched:

@@ -19,7 +19,7 @@ class Tracked:
     Attributes
     ----------
     request : vllm Request
-        Read, never changed.
+        Read; only `compat.isolate` changes it.
     expected : bytes
         Encoded tokens (see `tailreplay.keys.token_bytes`) that will be in the cache: its prompt; at its end, all of them.
     plan : ReplayPlan or None
@@ -41,11 +41,13 @@ class Tracked:
     in_flight : bool
         Whether it has blocks and has not ended.
     ended_prefill : bool
-        Whether the page at the end of the prompt was stored.
+        Whether the end of the prompt has been dealt with.
     puts : int
         Pages that the worker has not confirmed yet.
     load_failed : bool
         Whether a load failed: it is not tried again for this request.
+    waits_for : Tracked or None
+        Another request whose prefix this one waits for, and how far that one was.
     first_asked : float
         Monotonic time of the first look-up; bounds the wait for another request's prefix.
     """
@@ -67,6 +69,7 @@ class Tracked:
     ended_prefill: bool = False
     puts: int = 0
     load_failed: bool = False
+    waits_for: tuple[Tracked, int, int] | None = None
     report: dict[str, Any] | None = None
 
     @property

@@ -62,6 +62,8 @@ class WorkerSide:
         self.states = states
         self._ranks = ranks
         self._device = device
+        self._limit = settings.max_replay_tokens_per_step
+        self._taps_write: bool | None = None
         self.observer: Callable[[Load], None] | None = None
         self._held: dict[str, HeldHiddens] = {}
         self._jobs: list[_Job] = []
@@ -90,7 +92,7 @@ class WorkerSide:
         self._first_rows = compat.first_rows(context, self._geometry.attention_layers[0], slots, step)
         self._jobs += [_Job(load) for load in meta.loads]
         while any(job.load.waits for job in self._jobs):
-            self._work(meta.replay_tokens)
+            self._work(self._limit)  # the forward waits in any case
 
     def end(self, meta: StepMetadata) -> None:
         """Collect this step's hiddens, store its pages, then go on with the loads under way."""
@@ -103,6 +105,8 @@ class WorkerSide:
                 # What follows a page that is missing could never be matched.
                 broken.add(put.request)
                 self._report.failed.add(put.tag)
+        for request in {put.request for put in meta.puts} & self._held.keys():
+            self._held[request].compact()
         self._sent.update(meta.finals)
         for request in meta.forgets:
             self._held.pop(request, None)
@@ -126,7 +130,7 @@ class WorkerSide:
     def _collect(self, rows: list[Rows]) -> None:
         for row in rows:
             at = self._first_rows.get(row.request)
-            if at is None:
+            if at is None or not self._check_taps(at):
                 continue
             held = self._held.get(row.request)
             if held is None:
@@ -134,8 +138,21 @@ class WorkerSide:
             try:
                 hiddens = [self._ranks.share(tap[at : at + row.count]) for tap in self._model.taps]
                 held.add(row.start, row.count, hiddens)
-            except ValueError as error:
+            except Exception as error:
+                # Nothing more of it is stored, for lack of what comes before.
                 log.warning("Not storing more of a request: %s.", error)
+                del self._held[row.request]
+
+    def _check_taps(self, row: int) -> bool:
+        """Whether forwards write the taps: a model compiled for another connector has none, and vLLM may reuse it."""
+        if self._taps_write is None:
+            self._taps_write = not any(bool(tap[row].isnan().all()) for tap in self._model.taps)
+            if not self._taps_write:
+                log.error(
+                    "Nothing is cached: vLLM runs a compiled model that was saved without tailreplay. Start it once with "
+                    "VLLM_DISABLE_COMPILE_CACHE=1, or empty its compile cache."
+                )
+        return self._taps_write
 
     def _put(self, put: Put) -> bool:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -171,14 +172,18 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         raise CacheConfigError(
             f"tailreplay cannot share hiddens of width {d_model} between {parallel.tensor_parallel_size} ranks."
         )
-    sliceable = attention_kernels(config, list(group.layer_names)) in SLICEABLE
+    aligned = config.cache_config.mamba_cache_mode == "align"
+    page = spec.block_size
+    if attention_kernels(config, list(group.layer_names)) in SLICEABLE:
+        # vLLM's own hits end at its blocks' borders, and what follows can be stored only if a page ends there too.
+        page = gcd(PAGE_TOKENS, page) if aligned else min(PAGE_TOKENS, page)
     return Geometry(
         block_size=spec.block_size,
-        page_size=min(PAGE_TOKENS, spec.block_size) if sliceable else spec.block_size,
+        page_size=page,
         attention_group=attention[0],
         attention_layers=tuple(group.layer_names),
         state_groups=states,
-        aligned_states=config.cache_config.mamba_cache_mode == "align",
+        aligned_states=aligned,
         kv_token_bytes=spec.real_page_size_bytes // spec.block_size,
         d_model=d_model,
         dtype=config.model_config.dtype,
@@ -205,7 +210,16 @@ def _refuse(config: VllmConfig) -> None:
         raise CacheConfigError(f"tailreplay does not know vLLM's mamba cache mode '{mode}': use 'none' or 'align'.")
     if config.cache_config.use_replayssm:
         raise CacheConfigError("tailreplay cannot restore the states that --use-replayssm keeps: start without it.")
+    if config.lora_config is not None:
+        raise CacheConfigError(
+            "tailreplay cannot replay through LoRA adapters in vLLM yet: start without --enable-lora."
+        )
     parallel = config.parallel_config
+    if parallel.data_parallel_size > 1 and config.model_config.is_moe:
+        raise CacheConfigError(
+            "tailreplay does not support data parallelism of models with experts in vLLM, whose engines step together: "
+            "start one engine each."
+        )
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise CacheConfigError("tailreplay does not support context parallelism in vLLM: start without it.")
 

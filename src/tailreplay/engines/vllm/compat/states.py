@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,12 +33,15 @@ class StateBatch:
         self._groups = {index: names for index, names in geometry.state_groups.items() if names}
         self._aligned = geometry.aligned_states
         self._block_size = geometry.block_size
+        # In prefix-caching mode some builders also export a state in mid-chunk, to a block that replay does not have.
+        specs = {
+            index: replace(kv_cache.kv_cache_groups[index].kv_cache_spec, num_prefill_checkpoint_blocks=0)
+            for index in self._groups
+        }
         layers = config.compilation_config.static_forward_context
         self._layers = layers
         self._builders = {
-            index: layers[names[0]]
-            .get_attn_backend()
-            .get_builder_cls()(kv_cache.kv_cache_groups[index].kv_cache_spec, list(names), config, device)
+            index: layers[names[0]].get_attn_backend().get_builder_cls()(specs[index], list(names), config, device)
             for index, names in self._groups.items()
         }
 
