@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tailreplay.engines.vllm import compat, scheduler, worker
+from tailreplay.engines.vllm import scheduler, worker
 from tailreplay.engines.vllm.namespaces import namespace_of
 from tailreplay.keys import token_bytes
 from tests.vllm_live.conftest import Engine, Finished, error
@@ -214,7 +214,7 @@ def test_a_page_that_changed_in_memory_is_computed_again(stored: Engine) -> None
 
 def _namespace(stored: Engine) -> Any:
     request = SimpleNamespace(lora_request=None, mm_features=[], cache_salt=None)
-    return namespace_of(request, compat.fingerprint(stored.llm.llm_engine.vllm_config), stored.geometry)
+    return namespace_of(request, stored.deciding._model_now, stored.geometry)
 
 
 def test_a_model_without_taps_stores_nothing_and_says_so(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

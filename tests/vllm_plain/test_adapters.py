@@ -103,7 +103,7 @@ def test_taps_hold_the_inputs_of_each_groups_first_layer(name: str) -> None:
     assert len(groups) == len(stage.model.taps) == 2
     for group, tap in zip(groups, stage.model.taps, strict=True):
         assert torch.equal(tap[: len(IDS)], stage.layers[group.layers[0]].inputs)
-        assert not tap[len(IDS) :].any()
+        assert tap[len(IDS) :].isnan().all()
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -119,7 +119,8 @@ def test_a_whole_replay_gives_mixers_what_a_forward_gives_them(name: str) -> Non
         elif layer.kind == A:
             assert len(layer.seen) == 1  # never replayed
     # Replay must not be taken for a forward.
-    assert all(map(torch.equal, taps, stage.model.taps))
+    for before, after in zip(taps, stage.model.taps, strict=True):
+        assert torch.equal(before.nan_to_num(7), after.nan_to_num(7))
 
 
 @pytest.mark.parametrize("name", STYLES)

@@ -155,8 +155,11 @@ class WorkerSide:
         return self._taps_write
 
     def _put(self, put: Put) -> bool:
+        held = self._held.get(put.request)
+        if held is None:
+            return False  # `_collect` has said why
         try:
-            self.store.put(put, self._held[put.request].take(put.start, put.count))
+            self.store.put(put, held.take(put.start, put.count))
         except Exception:
             log.exception("Storing a page failed.")
             return False
