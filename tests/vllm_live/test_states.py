@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tailreplay.engines.vllm import scheduler, worker
+from tailreplay.engines.vllm import options, worker
 from tailreplay.engines.vllm.namespaces import namespace_of
 from tailreplay.keys import token_bytes
 from tests.vllm_live.conftest import Engine, Finished, error
@@ -144,8 +144,8 @@ def test_a_store_that_fails_is_counted_and_nothing_is_matched(stored: Engine, mo
 
 def test_wrong_parameters_are_ignored_with_one_warning(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings = []
-    monkeypatch.setattr(scheduler.log, "warning", lambda *args: warnings.append(args))
-    monkeypatch.setattr(stored.deciding, "_warned", False)
+    monkeypatch.setattr(options.log, "warning", lambda *args: warnings.append(args))
+    monkeypatch.setattr(stored.deciding._asked, "_warned", False)
     for _ in range(2):
         assert stored.run(after(600), mode="sometimes").report["mode"] == "replay"
     assert len(warnings) == 1

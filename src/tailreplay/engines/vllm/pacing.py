@@ -29,6 +29,7 @@ class Pacer:
         self._token: float | None = None
         self._fixed = 0.0
         self._sloped = False
+        self._step: float | None = None
         self._last: tuple[int, float] | None = None
 
     def budget(self, decoding: bool) -> int:
@@ -50,6 +51,12 @@ class Pacer:
             tokens = last // 2  # another number, to learn from
         # Never far above what was tried: times are noisy.
         return min(self._most, 2 * last, max(LEAST, tokens, int(self._fixed / self._token)))
+
+    def step(self, now: float, decoding: bool, replayed: int) -> None:
+        """Take note of the end of a step, at a monotonic time. Of two steps that only decoded, the second is timed."""
+        if decoding and self._step is not None:
+            self.observe(now - self._step, replayed)
+        self._step = now if decoding else None
 
     def observe(self, seconds: float, replayed: int) -> None:
         """Take note of a step that only decoded, and replayed so many tokens."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from tailreplay.catalog import Catalog
+from tailreplay.engines.vllm.stats import TIER
 from tailreplay.plan import ReplayPlan
 
 
@@ -29,13 +31,40 @@ def report_of(plan: ReplayPlan, present: int) -> dict[str, Any]:
     }
 
 
-def count(counts: Counter[str], plan: ReplayPlan) -> None:
-    """Add a request's plan to the counts (see `stats.SERIES`). Mutates `counts`."""
-    counts["prompt_tokens"] += plan.tokens
-    counts["hit_tokens"] += plan.matched
-    counts["replayed_tokens"] += plan.replayed
-    counts[f"missed_tokens:{plan.miss_reason or plan.stop}"] += plan.tokens - plan.matched
-    if plan.miss_reason:
-        counts[f"miss:{plan.miss_reason}"] += 1
-    else:
-        counts["hit:exact" if plan.exact else "hit:approximate"] += 1
+class Tally:
+    """Counts for the metrics (see `stats.SERIES`).
+
+    Attributes
+    ----------
+    counts : Counter
+        Since the start; some are seconds.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Any = Counter()
+        self._taken: Any = Counter()
+
+    def add(self, plan: ReplayPlan) -> None:
+        """Count a request's plan."""
+        counts = self.counts
+        counts["prompt_tokens"] += plan.tokens
+        counts["hit_tokens"] += plan.matched
+        counts["replayed_tokens"] += plan.replayed
+        counts[f"missed_tokens:{plan.miss_reason or plan.stop}"] += plan.tokens - plan.matched
+        if plan.miss_reason:
+            counts[f"miss:{plan.miss_reason}"] += 1
+        else:
+            counts["hit:exact" if plan.exact else "hit:approximate"] += 1
+
+    def take(self, catalog: Catalog, limit: int) -> dict[str, Any]:
+        """Return the counts since the last call, and the sizes now; empty if nothing happened."""
+        self.counts[f"evicted:{TIER}"] = catalog.evictions
+        new = dict(self.counts - self._taken)
+        self._taken = Counter(self.counts)
+        sizes = {
+            "bytes_used": catalog.bytes_used,
+            "bytes_limit": limit,
+            "pages": catalog.pages,
+            "pinned": catalog.pinned,
+        }
+        return {"counts": new, "sizes": sizes} if new else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,22 +13,19 @@ from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
 from tailreplay.engines.vllm.namespaces import meets_images, namespace_of
+from tailreplay.engines.vllm.options import Options
 from tailreplay.engines.vllm.pacing import Pacer
-from tailreplay.engines.vllm.reports import count, report_of
-from tailreplay.engines.vllm.settings import RequestOptions, Settings, parse_options
-from tailreplay.engines.vllm.stats import TIER
+from tailreplay.engines.vllm.reports import Tally, report_of
+from tailreplay.engines.vllm.settings import Settings
 from tailreplay.engines.vllm.storing import PageWriter
-from tailreplay.engines.vllm.tracked import Tracked
+from tailreplay.engines.vllm.tracked import Tracked, load_of
 from tailreplay.engines.vllm.waiting import still_waits, writer_of
-from tailreplay.errors import InvalidRequestError
 from tailreplay.events import PageEvents
 from tailreplay.keys import token_bytes
-from tailreplay.modes import Reuse
 from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
 
 log = logging.getLogger("vllm.tailreplay")
-NO_REUSE = RequestOptions(Reuse("off", None), store=False)
 
 
 class SchedulerSide:
@@ -55,13 +51,11 @@ class SchedulerSide:
         # Requests that have ended and whose last pages are not confirmed yet.
         self._landing: dict[str, Tracked] = {}
         self._forgets: list[str] = []
-        self._warned = False
         self._epoch = 0
-        self._evictions = 0
-        self.counts: Any = Counter()  # some are seconds
-        self._taken: Any = Counter()
+        self.tally = Tally()
+        self.counts = self.tally.counts
+        self._asked = Options(settings, self.counts)
         self._pacer = Pacer(settings.decode_slowdown, settings.max_replay_tokens_per_step)
-        self._last_step: float | None = None
         self._writer = PageWriter(self.catalog, geometry.block_size, settings.min_match, self.counts)
 
     # ---- look-up
@@ -107,7 +101,7 @@ class SchedulerSide:
         plan = tracked.plan
         if external > 0 and plan is not None:
             tracked.loading = True
-            self._loads.append(self._load(tracked, plan, blocks))
+            self._loads.append(load_of(tracked, plan, blocks, self._geometry, not self._settings.async_loads))
             self._writer.open(tracked, plan)
             if self._geometry.aligned_states and not plan.exact:
                 # Else vLLM's own prefix cache would hand what follows to everybody as exact.
@@ -170,7 +164,7 @@ class SchedulerSide:
     def update(self, report: StepReport | None, received: Iterable[str], failed: Iterable[str]) -> None:
         """Take the worker's report of a step: pages that can be matched now, loads that have ended."""
         if report is not None:
-            self._clock(report)
+            self._pacer.step(time.monotonic(), report.decoding, report.replayed)
             landed = [self._writer.stored(tag) for tag in sorted(report.stored)]
             landed += [self._writer.failed(tag) for tag in sorted(report.failed, reverse=True)]
             for done in filter(None, landed):
@@ -237,29 +231,10 @@ class SchedulerSide:
         return tracked.plan.pages if tracked is not None and tracked.plan is not None else ()
 
     def take_stats(self) -> dict[str, Any]:
-        """Return the counts since the last call, and the sizes now."""
-        counts: dict[str, float] = dict(self.counts - self._taken)
-        self._taken = Counter(self.counts)
-        evictions = self.catalog.evictions - self._evictions
-        self._evictions = self.catalog.evictions
-        if evictions:
-            counts[f"evicted:{TIER}"] = evictions
-        sizes = {
-            "bytes_used": self.catalog.bytes_used,
-            "bytes_limit": self._settings.host_bytes,
-            "pages": self.catalog.pages,
-            "pinned": self.catalog.pinned,
-        }
-        return {"counts": counts, "sizes": sizes} if counts else {}
+        """Return the counts since the last call, and the sizes now; empty if nothing happened."""
+        return self.tally.take(self.catalog, self._settings.host_bytes)
 
     # ---- inside: requests
-
-    def _clock(self, report: StepReport) -> None:
-        """Let the pacer learn from the time between two steps that did nothing but decode and replay."""
-        now = time.monotonic()
-        if report.decoding and self._last_step is not None:
-            self._pacer.observe(now - self._last_step, report.replayed)
-        self._last_step = now if report.decoding else None
 
     def _condemn(self, slots: set[int]) -> None:
         """Let pages whose bytes are wrong not be matched again. The loads that met them still pin them."""
@@ -273,9 +248,7 @@ class SchedulerSide:
     def _track(self, request: Any) -> Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            options = self._options((request.kv_transfer_params or {}).get("tailreplay"))
-            if request.prompt_embeds is not None:
-                options = NO_REUSE  # such a prompt has no token ids that tell it from others
+            options = self._asked.of(request)
             prompt = token_bytes(list(request.all_token_ids)[: request.num_prompt_tokens])
             namespace = namespace_of(request, self._model_now, self._geometry)
             tracked = Tracked(request, namespace, options, expected=prompt, first_asked=time.monotonic())
@@ -286,19 +259,6 @@ class SchedulerSide:
     def _model_now(self) -> str:
         """The model as it is since the last `reset`: its weights may have changed there."""
         return f"{self._model}#{self._epoch}"
-
-    def _options(self, given: Any) -> RequestOptions:
-        try:
-            return parse_options(given, self._settings)
-        except InvalidRequestError as error:
-            # A raw vLLM server passes anything through: it must never take the engine down.
-            self.counts["bad_params"] += 1
-            if not self._warned:
-                log.warning(
-                    "Ignoring a request's kv_transfer_params.tailreplay: %s (further ones are only counted)", error
-                )
-                self._warned = True
-            return parse_options(None, self._settings)
 
     def _should_wait(self, tracked: Tracked, ids: bytes, matched: int) -> bool:
         """Whether another request is just computing much more of this one's prefix than is matched yet."""
@@ -349,23 +309,8 @@ class SchedulerSide:
 
     def _report(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
         if plan is not None:
-            count(self.counts, plan)
+            self.tally.add(plan)
             tracked.report = report_of(plan, tracked.present)
-
-    def _load(self, tracked: Tracked, plan: ReplayPlan, blocks: tuple[list[int], ...]) -> Load:
-        tail = plan.replayed
-        ids = list(tracked.request.all_token_ids[plan.matched - tail : plan.matched])
-        return Load(
-            request=tracked.request.request_id,
-            slots=tuple(page.slot for page in plan.pages),
-            blocks=tuple(blocks[self._geometry.attention_group][: -(-plan.matched // self._geometry.block_size)]),
-            present=tracked.present,
-            matched=plan.matched,
-            tail=tail,
-            tail_ids=tuple(ids),
-            states=self._geometry.state_blocks(blocks, plan.matched),
-            waits=not self._settings.async_loads,
-        )
 
     def _flush_finals(self, meta: StepMetadata) -> None:
         for tracked, puts in self._finals:

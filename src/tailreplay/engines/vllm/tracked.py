@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tailreplay.engines.vllm.compat import Geometry
+from tailreplay.engines.vllm.messages import Load
 from tailreplay.engines.vllm.settings import RequestOptions
 from tailreplay.keys import Namespace
 from tailreplay.page import Page
@@ -78,3 +80,25 @@ class Tracked:
         if self.puts:
             return True
         return self.in_flight and self.page is not None and self.computed < self.request.num_prompt_tokens
+
+
+def load_of(tracked: Tracked, plan: ReplayPlan, blocks: tuple[list[int], ...], geometry: Geometry, waits: bool) -> Load:
+    """Return the order that restores a plan into the blocks that vLLM has given a request.
+
+    Parameters
+    ----------
+    waits : bool
+        Whether this step's forward already uses the result.
+    """
+    ids = list(tracked.request.all_token_ids[plan.matched - plan.replayed : plan.matched])
+    return Load(
+        request=tracked.request.request_id,
+        slots=tuple(page.slot for page in plan.pages),
+        blocks=tuple(blocks[geometry.attention_group][: -(-plan.matched // geometry.block_size)]),
+        present=tracked.present,
+        matched=plan.matched,
+        tail=plan.replayed,
+        tail_ids=tuple(ids),
+        states=geometry.state_blocks(blocks, plan.matched),
+        waits=waits,
+    )
