@@ -195,6 +195,21 @@ def test_a_tail_that_holds_an_image_is_a_miss() -> None:
     assert side.counts["miss:image_in_tail"] == 2
 
 
+def test_hiddens_of_before_are_dropped_when_a_request_begins_again() -> None:
+    """A load that failed on one rank may have gone well on others, which hold what it brought."""
+    side = make()
+    serve(side, request("first"))
+    asked = request("second", [*IDS, 9, 9])
+    extra, _ = side.match(asked, 0)
+    blocks = (list(range(10, 15)), [3])
+    side.allocated(asked, blocks, extra or 0)
+    side.update(StepReport(), ("second",), ("second",))
+    assert side.match(asked, 0) == (0, False), "what failed once is not tried again"
+    assert side.step(IDLE, lambda _: blocks).restarts == ["second"]
+    assert side.step(preempting("second"), lambda _: blocks).restarts == ["second"]
+    assert side.step(IDLE, lambda _: blocks).restarts == []
+
+
 def test_a_reset_matches_nothing_of_before() -> None:
     side = make()
     serve(side, request("first"))

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from transformers import AutoTokenizer
@@ -32,7 +33,9 @@ class Caller:
     """Sends requests of token ids under one salt and checks what was reused of each."""
 
     def __init__(self, server: Server, salt: str) -> None:
-        self.client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+        # A connection each: the server closes idle ones, which a client that keeps them may notice too late.
+        http = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=300)
+        self.client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, http_client=http)
         self.salt = salt
         self.stored: list[list[int]] = []
 

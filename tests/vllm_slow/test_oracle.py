@@ -63,11 +63,12 @@ def drive(engine: Engine, draw: random.Random) -> Traffic:
     prompts: dict[str, tuple[list[int], dict[str, Any]]] = {}
 
     def loaded(load: Any) -> None:
-        ids, options = prompts[load.request.rsplit("-", 1)[0]]
+        _, options = prompts[load.request.rsplit("-", 1)[0]]
+        # After a preemption a request's own answer is part of what it matches.
+        ids, pages = engine.deciding.loading(load.request)
         ratio = 1.0 if load.tail == load.matched else options.get("ratio", 0.05)
         states = engine.worker.states.read(load.states)
-        pages_are_exact = all(page.provenance.is_exact for page in engine.deciding.pages_of(load.request))
-        if pages_are_exact:
+        if all(page.provenance.is_exact for page in pages):
             traffic.hits.append(Hit(ids[: load.matched], ratio, states))
 
     engine.worker.observer = loaded

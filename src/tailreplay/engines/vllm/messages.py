@@ -84,7 +84,7 @@ class Load:
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """Orders for one step, in the order in which the worker obeys them: rows, puts, forgets; loads as time allows.
+    """Orders for one step, in the order of their obeying: restarts, rows, puts, forgets; loads as time allows.
 
     Attributes
     ----------
@@ -104,8 +104,10 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     loads: list[Load] = field(default_factory=list)
     finals: list[str] = field(default_factory=list)
     """Requests that have ended and whose last put is in `puts`: report them as sent."""
+    restarts: list[str] = field(default_factory=list)
+    """Requests that begin again (preempted, or their load failed on some rank): drop the hiddens held for them first."""
     forgets: list[str] = field(default_factory=list)
-    """Requests that were preempted or have ended: drop the hiddens held for them."""
+    """Requests that have ended: drop the hiddens held for them last."""
 
 
 @dataclass

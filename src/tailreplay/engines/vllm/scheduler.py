@@ -50,6 +50,7 @@ class SchedulerSide:
         self._finals: list[tuple[Tracked, list[Put]]] = []
         # Requests that have ended and whose last pages are not confirmed yet.
         self._landing: dict[str, Tracked] = {}
+        self._restarts: list[str] = []
         self._forgets: list[str] = []
         self._epoch = 0
         self.tally = Tally()
@@ -136,6 +137,8 @@ class SchedulerSide:
         scheduled += list(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request in set(output.preempted_req_ids or ()) - {name for name, _ in scheduled}:
             self._drop(request)
+        meta.restarts += self._restarts
+        self._restarts = []
         for request, start in scheduled:
             tracked = self._requests.get(request)
             if tracked is None:
@@ -185,7 +188,7 @@ class SchedulerSide:
                 log.warning("Loading %d cached tokens failed; the request is computed instead.", plan.matched)
                 plan = without_reuse(plan, "load_failed")
                 tracked.load_failed = True
-                self._writer.close(tracked)
+                self._restarts.append(request)  # other ranks may have loaded it well
                 self._writer.open(tracked, plan)
             self._report(tracked, plan)
             self._loaded(request)
@@ -225,10 +228,10 @@ class SchedulerSide:
             tracked.namespace = replace(tracked.namespace, model=self._model_now)
         self.catalog.clear()
 
-    def pages_of(self, request: str) -> tuple[Page, ...]:
-        """Return the pages that a request's load reads now. For checks."""
-        tracked = self._requests.get(request)
-        return tracked.plan.pages if tracked is not None and tracked.plan is not None else ()
+    def loading(self, request: str) -> tuple[list[int], tuple[Page, ...]]:
+        """Return a request's tokens so far and the pages that its load reads now. For checks."""
+        tracked = self._requests[request]
+        return list(tracked.request.all_token_ids), tracked.plan.pages if tracked.plan is not None else ()
 
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now; empty if nothing happened."""
@@ -280,7 +283,7 @@ class SchedulerSide:
         self.counts["preemptions"] += 1
         if tracked.isolated:
             compat.isolate(tracked.request)  # not even this request may find its own approximate states again
-        self._forgets.append(request)
+        self._restarts.append(request)
 
     def _loaded(self, request: str) -> None:
         """A load has ended, well or not."""

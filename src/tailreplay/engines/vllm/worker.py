@@ -96,6 +96,8 @@ class WorkerSide:
 
     def end(self, meta: StepMetadata) -> None:
         """Collect this step's hiddens, store its pages, then go on with the loads under way."""
+        for request in meta.restarts:
+            self._held.pop(request, None)
         self._collect(meta.rows)
         broken: set[str] = set()
         for put in meta.puts:
