@@ -1,0 +1,57 @@
+"""Builds the C++ kernels, once for each source and set of flags."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-mprefer-vector-width=512", "-std=c++20")
+
+
+def missing_tools() -> str | None:
+    """Return one sentence that says what the build lacks, or None."""
+    # A virtual environment's own ninja counts, whether or not the environment is activated.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    names = {"g++": "g++", "ninja": "ninja-build"}
+    lacking = [tool for tool in names if shutil.which(tool) is None]
+    if not lacking:
+        return None
+    packages = " ".join(names[tool] for tool in lacking)
+    return f"Training compiles its kernels and needs {' and '.join(lacking)}: apt-get install {packages}."
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """Return the compiled extension; the first call on a machine takes about a minute.
+
+    Raises
+    ------
+    SystemExit
+        With one sentence, if the compiler or ninja is missing.
+    """
+    lacking = missing_tools()
+    if lacking:
+        raise SystemExit(lacking)
+    from torch.utils.cpp_extension import load
+
+    digest = hashlib.sha256(SOURCE.read_bytes() + repr(FLAGS).encode()).hexdigest()[:12]
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "tailreplay-train" / f"kernels-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module: ModuleType = load(
+            name=f"tailreplay_train_{digest}",
+            sources=[str(SOURCE)],
+            extra_cflags=list(FLAGS),
+            extra_ldflags=["-lmvec", "-lm"],
+            build_directory=str(folder),
+        )
+    return module
