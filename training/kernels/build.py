@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-mprefer-vector-width=512", "-std=c++20")
+FLAGS = ("-O3", "-march=native", "-ffast-math", "-mprefer-vector-width=512", "-std=c++20")
 
 
 def missing_tools() -> str | None:

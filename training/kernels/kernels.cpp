@@ -1,6 +1,7 @@
 // Fused forward and backward kernels of a small Qwen3.5 on a CPU, for float and double.
 //
-// Each is checked against naive.py. Tensors are contiguous; shapes: B batch, T tokens, C channels, H heads, N rows.
+// Each is checked against naive.py. Tensors are contiguous. Activations (type A) may be bfloat16, which halves the memory
+// traffic and lets matrix products run at full speed; arithmetic (type T) is float, or double for tests.
 #include <ATen/Parallel.h>
 #include <torch/extension.h>
 
@@ -38,6 +39,28 @@ inline T sum_of(typename Simd<T>::Vec v) {
 template <typename T>
 inline T silu(T x) {
   return x / (T(1) + std::exp(-x));
+}
+
+inline float widen(c10::BFloat16 x) {
+  const uint32_t bits = uint32_t(x.x) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+inline float widen(float x) { return x; }
+inline double widen(double x) { return x; }
+
+// Round to nearest even, without the branch for NaN that would keep loops from being vectorised.
+template <typename A, typename T>
+inline A narrow(T x) {
+  if constexpr (std::is_same_v<A, c10::BFloat16>) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return c10::BFloat16(uint16_t(bits), c10::BFloat16::from_bits());
+  } else {
+    return x;
+  }
 }
 
 // ---- gated delta rule -------------------------------------------------------------------------------------------------
@@ -231,42 +254,42 @@ void delta_backward(const T* mixed, const T* log_decay, const T* beta, const T* 
 
 constexpr int kWidth = 4;
 
-template <typename T>
-void conv_forward(const T* x, const T* w, T* y, int64_t B, int64_t N, int C) {
-  at::parallel_for(0, B * N, 64, [&](int64_t begin, int64_t end) {
-    std::vector<T> sum(C);
-    T* s = sum.data();
-    for (int64_t row = begin; row < end; row++) {
-      const int taps = std::min<int64_t>(row % N + 1, kWidth);
-      std::fill(s, s + C, T(0));
-      for (int lag = 0; lag < taps; lag++) {
-        const T* in = x + (row - lag) * C;
-        const T* tap = w + (kWidth - 1 - lag) * C;
-        for (int c = 0; c < C; c++) s[c] += tap[c] * in[c];
-      }
-      T* out = y + row * C;
+// The sum under the SiLU at one token, for all channels.
+template <typename A, typename T>
+inline void convolve(const A* x, const T* w, T* sum, int taps, int C) {
+  std::fill(sum, sum + C, T(0));
+  for (int lag = 0; lag < taps; lag++) {
+    const A* in = x - int64_t(lag) * C;
+    const T* tap = w + (kWidth - 1 - lag) * C;
 #pragma GCC ivdep
-      for (int c = 0; c < C; c++) out[c] = silu(s[c]);
+    for (int c = 0; c < C; c++) sum[c] += tap[c] * widen(in[c]);
+  }
+}
+
+template <typename A, typename T>
+void conv_forward(const A* x, const T* w, T* y, int64_t B, int64_t N, int C) {
+  at::parallel_for(0, B * N, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      T* out = y + row * C;
+      convolve(x + row * C, w, out, std::min<int64_t>(row % N + 1, kWidth), C);
+#pragma GCC ivdep
+      for (int c = 0; c < C; c++) out[c] = silu(out[c]);
     }
   });
 }
 
 // dw has one slice a batch row, to be summed by the caller: ranks and threads then give the same bits.
-template <typename T>
-void conv_backward(const T* x, const T* w, const T* dy, T* dx, T* dw, int64_t B, int64_t N, int C) {
+template <typename A, typename T>
+void conv_backward(const A* x, const T* w, const T* dy, A* dx, T* dw, int64_t B, int64_t N, int C) {
   at::parallel_for(0, B, 1, [&](int64_t begin, int64_t end) {
-    std::vector<T> sum(C), slope(C);
-    T *s = sum.data(), *d = slope.data();
+    // Slopes of this token and the three after it: all that one token's input gradient needs. From the last token down.
+    std::vector<T> sum(C), ring(kWidth * C);
     for (int64_t b = begin; b < end; b++) {
-      for (int64_t t = 0; t < N; t++) {
+      for (int64_t t = N - 1; t >= 0; t--) {
         const int64_t row = b * N + t;
         const int taps = std::min<int64_t>(t + 1, kWidth);
-        std::fill(s, s + C, T(0));
-        for (int lag = 0; lag < taps; lag++) {
-          const T* in = x + (row - lag) * C;
-          const T* tap = w + (kWidth - 1 - lag) * C;
-          for (int c = 0; c < C; c++) s[c] += tap[c] * in[c];
-        }
+        T *s = sum.data(), *d = ring.data() + (t % kWidth) * C;
+        convolve(x + row * C, w, s, taps, C);
         const T* up = dy + row * C;
 #pragma GCC ivdep
         for (int c = 0; c < C; c++) {
@@ -274,16 +297,21 @@ void conv_backward(const T* x, const T* w, const T* dy, T* dx, T* dw, int64_t B,
           d[c] = up[c] * gate * (T(1) + s[c] * (T(1) - gate));
         }
         for (int lag = 0; lag < taps; lag++) {
-          const T* in = x + (row - lag) * C;
-          T* out = dx + (row - lag) * C;
-          const T* tap = w + (kWidth - 1 - lag) * C;
+          const A* in = x + (row - lag) * C;
           T* grad = dw + (b * kWidth + kWidth - 1 - lag) * C;
 #pragma GCC ivdep
-          for (int c = 0; c < C; c++) {
-            out[c] += d[c] * tap[c];
-            grad[c] += d[c] * in[c];
-          }
+          for (int c = 0; c < C; c++) grad[c] += d[c] * widen(in[c]);
         }
+        std::fill(s, s + C, T(0));
+        for (int lag = 0; lag < kWidth && t + lag < N; lag++) {
+          const T* later = ring.data() + ((t + lag) % kWidth) * C;
+          const T* tap = w + (kWidth - 1 - lag) * C;
+#pragma GCC ivdep
+          for (int c = 0; c < C; c++) s[c] += later[c] * tap[c];
+        }
+        A* out = dx + row * C;
+#pragma GCC ivdep
+        for (int c = 0; c < C; c++) out[c] = narrow<A>(s[c]);
       }
     }
   });
@@ -292,52 +320,57 @@ void conv_backward(const T* x, const T* w, const T* dy, T* dx, T* dw, int64_t B,
 // ---- norms and feed-forward gate --------------------------------------------------------------------------------------
 
 // y = x / rms(x) * (offset + w), times silu(z) if there is a z.
-template <typename T>
-void norm_forward(const T* x, const T* z, const T* w, T* y, T* factor, int64_t N, int D, T offset, T eps) {
+template <typename A, typename T>
+void norm_forward(const T* x, const A* z, const T* w, A* y, T* factor, int64_t N, int D, T offset, T eps) {
   at::parallel_for(0, N, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
       const T* a = x + row * D;
-      T* out = y + row * D;
+      A* out = y + row * D;
       T s = 0;
       for (int i = 0; i < D; i++) s += a[i] * a[i];
       const T f = T(1) / std::sqrt(s / D + eps);
       factor[row] = f;
       if (z == nullptr) {
-        for (int i = 0; i < D; i++) out[i] = a[i] * f * (offset + w[i]);
-      } else {
-        const T* gate = z + row * D;
 #pragma GCC ivdep
-        for (int i = 0; i < D; i++) out[i] = a[i] * f * (offset + w[i]) * silu(gate[i]);
+        for (int i = 0; i < D; i++) out[i] = narrow<A>(a[i] * f * (offset + w[i]));
+      } else {
+        const A* gate = z + row * D;
+#pragma GCC ivdep
+        for (int i = 0; i < D; i++) out[i] = narrow<A>(a[i] * f * (offset + w[i]) * silu(widen(gate[i])));
       }
     }
   });
 }
 
-template <typename T>
-void norm_backward(const T* x, const T* z, const T* w, const T* factor, const T* dy, T* dx, T* dz, T* dw, int64_t N, int D,
+template <typename A, typename T>
+void norm_backward(const T* x, const A* z, const T* w, const T* factor, const A* dy, T* dx, A* dz, T* dw, int64_t N, int D,
                    T offset) {
   std::vector<T> scratch(D);
   T* d = scratch.data();
   for (int64_t row = 0; row < N; row++) {
-    const T *a = x + row * D, *up = dy + row * D;
+    const T* a = x + row * D;
+    const A* up = dy + row * D;
     const T f = factor[row];
     T mean = 0;
     if (z == nullptr) {
+#pragma GCC ivdep
       for (int i = 0; i < D; i++) {
-        dw[i] += up[i] * a[i] * f;
-        d[i] = up[i] * (offset + w[i]);
+        const T u = widen(up[i]);
+        dw[i] += u * a[i] * f;
+        d[i] = u * (offset + w[i]);
         mean += d[i] * a[i];
       }
     } else {
-      const T* gate = z + row * D;
-      T* dgate = dz + row * D;
+      const A* gate = z + row * D;
+      A* d_gate = dz + row * D;
 #pragma GCC ivdep
       for (int i = 0; i < D; i++) {
-        const T open = T(1) / (T(1) + std::exp(-gate[i]));
-        const T act = gate[i] * open, unit = a[i] * f;
-        dgate[i] = up[i] * unit * (offset + w[i]) * open * (T(1) + gate[i] * (T(1) - open));
-        dw[i] += up[i] * unit * act;
-        d[i] = up[i] * act * (offset + w[i]);
+        const T u = widen(up[i]), g = widen(gate[i]);
+        const T open = T(1) / (T(1) + std::exp(-g));
+        const T act = g * open, unit = a[i] * f;
+        d_gate[i] = narrow<A>(u * unit * (offset + w[i]) * open * (T(1) + g * (T(1) - open)));
+        dw[i] += u * unit * act;
+        d[i] = u * act * (offset + w[i]);
         mean += d[i] * a[i];
       }
     }
@@ -347,29 +380,31 @@ void norm_backward(const T* x, const T* z, const T* w, const T* factor, const T*
   }
 }
 
-template <typename T>
-void swiglu_forward(const T* x, T* y, int64_t N, int D) {
+template <typename A>
+void swiglu_forward(const A* x, A* y, int64_t N, int D) {
   at::parallel_for(0, N, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
-      const T *gate = x + row * 2 * D, *up = gate + D;
-      T* out = y + row * D;
+      const A *gate = x + row * 2 * D, *up = gate + D;
+      A* out = y + row * D;
 #pragma GCC ivdep
-      for (int i = 0; i < D; i++) out[i] = silu(gate[i]) * up[i];
+      for (int i = 0; i < D; i++) out[i] = narrow<A>(silu(widen(gate[i])) * widen(up[i]));
     }
   });
 }
 
-template <typename T>
-void swiglu_backward(const T* x, const T* dy, T* dx, int64_t N, int D) {
+template <typename A>
+void swiglu_backward(const A* x, const A* dy, A* dx, int64_t N, int D) {
+  using T = decltype(widen(A()));
   at::parallel_for(0, N, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
-      const T *gate = x + row * 2 * D, *up = gate + D, *d = dy + row * D;
-      T *d_gate = dx + row * 2 * D, *d_up = d_gate + D;
+      const A *gate = x + row * 2 * D, *up = gate + D, *d = dy + row * D;
+      A *d_gate = dx + row * 2 * D, *d_up = d_gate + D;
 #pragma GCC ivdep
       for (int i = 0; i < D; i++) {
-        const T open = T(1) / (T(1) + std::exp(-gate[i]));
-        d_gate[i] = d[i] * up[i] * open * (T(1) + gate[i] * (T(1) - open));
-        d_up[i] = d[i] * gate[i] * open;
+        const T g = widen(gate[i]), u = widen(d[i]);
+        const T open = T(1) / (T(1) + std::exp(-g));
+        d_gate[i] = narrow<A>(u * widen(up[i]) * open * (T(1) + g * (T(1) - open)));
+        d_up[i] = narrow<A>(u * g * open);
       }
     }
   });
@@ -381,7 +416,6 @@ void swiglu_backward(const T* x, const T* dy, T* dx, int64_t N, int D) {
 
 #define DISPATCH(TENSOR, NAME, ...) AT_DISPATCH_FLOATING_TYPES((TENSOR).scalar_type(), NAME, [&] { __VA_ARGS__; })
 #define PTR(TENSOR) (TENSOR).data_ptr<scalar_t>()
-#define PTR_OR_NULL(TENSOR) ((TENSOR).numel() ? (TENSOR).data_ptr<scalar_t>() : nullptr)
 
 std::vector<Tensor> gated_delta_forward(Tensor mixed, Tensor log_decay, Tensor beta) {
   const int64_t B = mixed.size(0), N = mixed.size(1), H = beta.size(2), dim = mixed.size(2) / (3 * H);
@@ -402,34 +436,44 @@ std::vector<Tensor> gated_delta_backward(Tensor mixed, Tensor log_decay, Tensor 
   return {d_mixed, d_g, d_beta};
 }
 
+// Calls BODY with A the activations' type and T the arithmetic's.
+#define WITH_TYPES(ACTIVATION, BODY)                                                     \
+  switch ((ACTIVATION).scalar_type()) {                                                  \
+    case torch::kDouble: { using A = double; using T = double; BODY; break; }            \
+    case torch::kFloat: { using A = float; using T = float; BODY; break; }               \
+    case torch::kBFloat16: { using A = c10::BFloat16; using T = float; BODY; break; }    \
+    default: TORCH_CHECK(false, "activations must be double, float or bfloat16");        \
+  }
+#define ACT(TENSOR) (TENSOR).data_ptr<A>()
+#define ACT_OR_NULL(TENSOR) ((TENSOR).numel() ? (TENSOR).data_ptr<A>() : nullptr)
+#define NUM(TENSOR) (TENSOR).data_ptr<T>()
+
 Tensor short_conv_forward(Tensor x, Tensor taps) {
-  auto y = torch::empty_like(x);
-  DISPATCH(x, "short_conv_forward",
-           conv_forward<scalar_t>(PTR(x), PTR(taps), PTR(y), x.size(0), x.size(1), x.size(2)));
+  auto y = torch::empty(x.sizes(), taps.options());
+  WITH_TYPES(x, (conv_forward<A, T>(ACT(x), NUM(taps), NUM(y), x.size(0), x.size(1), x.size(2))));
   return y;
 }
 
 std::vector<Tensor> short_conv_backward(Tensor x, Tensor taps, Tensor dy) {
-  auto dx = torch::zeros_like(x);
-  auto dw = torch::zeros({x.size(0), kWidth, x.size(2)}, x.options());
-  DISPATCH(x, "short_conv_backward", conv_backward<scalar_t>(PTR(x), PTR(taps), PTR(dy), PTR(dx), PTR(dw), x.size(0),
-                                                             x.size(1), x.size(2)));
+  auto dx = torch::empty_like(x);
+  auto dw = torch::zeros({x.size(0), kWidth, x.size(2)}, taps.options());
+  WITH_TYPES(x, (conv_backward<A, T>(ACT(x), NUM(taps), NUM(dy), ACT(dx), NUM(dw), x.size(0), x.size(1), x.size(2))));
   return {dx, dw.sum(0)};
 }
 
+// `z` decides the type of the output; without elements it is no gate.
 std::vector<Tensor> rms_norm_forward(Tensor x, Tensor z, Tensor w, double offset, double eps) {
   const int64_t D = w.size(0), N = x.numel() / D;
-  auto y = torch::empty_like(x), factor = torch::empty({N}, x.options());
-  DISPATCH(x, "rms_norm_forward",
-           norm_forward<scalar_t>(PTR(x), PTR_OR_NULL(z), PTR(w), PTR(y), PTR(factor), N, D, offset, eps));
+  auto y = torch::empty(x.sizes(), z.options()), factor = torch::empty({N}, x.options());
+  WITH_TYPES(z, (norm_forward<A, T>(NUM(x), ACT_OR_NULL(z), NUM(w), ACT(y), NUM(factor), N, D, offset, eps)));
   return {y, factor};
 }
 
 std::vector<Tensor> rms_norm_backward(Tensor x, Tensor z, Tensor w, Tensor factor, Tensor dy, double offset) {
   const int64_t D = w.size(0), N = x.numel() / D;
   auto dx = torch::empty_like(x), dz = torch::empty_like(z), dw = torch::zeros_like(w);
-  DISPATCH(x, "rms_norm_backward", norm_backward<scalar_t>(PTR(x), PTR_OR_NULL(z), PTR(w), PTR(factor), PTR(dy), PTR(dx),
-                                                           PTR_OR_NULL(dz), PTR(dw), N, D, offset));
+  WITH_TYPES(z, (norm_backward<A, T>(NUM(x), ACT_OR_NULL(z), NUM(w), NUM(factor), ACT(dy), NUM(dx), ACT_OR_NULL(dz),
+                                     NUM(dw), N, D, offset)));
   return {dx, dz, dw};
 }
 
@@ -438,14 +482,14 @@ Tensor swiglu_forward_op(Tensor x) {
   auto shape = x.sizes().vec();
   shape.back() = D;
   auto y = torch::empty(shape, x.options());
-  DISPATCH(x, "swiglu_forward", swiglu_forward<scalar_t>(PTR(x), PTR(y), N, D));
+  WITH_TYPES(x, (swiglu_forward<A>(ACT(x), ACT(y), N, D), void(T())));
   return y;
 }
 
 Tensor swiglu_backward_op(Tensor x, Tensor dy) {
   const int64_t D = x.size(-1) / 2, N = x.numel() / (2 * D);
   auto dx = torch::empty_like(x);
-  DISPATCH(x, "swiglu_backward", swiglu_backward<scalar_t>(PTR(x), PTR(dy), PTR(dx), N, D));
+  WITH_TYPES(x, (swiglu_backward<A>(ACT(x), ACT(dy), ACT(dx), N, D), void(T())));
   return dx;
 }
 

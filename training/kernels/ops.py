@@ -1,4 +1,8 @@
-"""The kernels as differentiable functions. Inputs are made contiguous; nothing is changed in place."""
+"""The kernels as differentiable functions. Inputs are made contiguous; nothing is changed in place.
+
+Activations that go into or come out of matrix products may be bfloat16; parameters, states and residuals are float32, or
+float64 in tests.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from torch import Tensor
 
 from training.kernels.build import kernels
 
-_NO_GATE: dict[torch.dtype, Tensor] = {}
 
 
 class _GatedDelta(torch.autograd.Function):
@@ -39,9 +42,8 @@ class _ShortConv(torch.autograd.Function):
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor | None, weight: Tensor, offset: float, eps: float) -> Tensor:
-        x = x.contiguous()
-        z = _NO_GATE.setdefault(x.dtype, x.new_empty(0)) if gate is None else gate.contiguous()
+    def forward(ctx: Any, x: Tensor, gate: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
+        x, z = x.contiguous(), gate.contiguous()
         y, factor = kernels().rms_norm_forward(x, z, weight, offset, eps)
         ctx.save_for_backward(x, z, weight, factor)
         ctx.offset = offset
@@ -89,17 +91,21 @@ def short_conv(x: Tensor, weight: Tensor) -> Tensor:
     x : Tensor, shape (batch, tokens, channels)
     weight : Tensor, shape (channels, 4)
         The last column is the current token's.
+
+    Returns
+    -------
+    Tensor, shape of `x`, type of `weight`
     """
     return _ShortConv.apply(x, weight.t())
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last axis, scaled by ``1 + weight``."""
-    return _RMSNorm.apply(x, None, weight, 1.0, eps)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """Root-mean-square norm over the last axis, scaled by ``1 + weight``; the output is of `dtype`, if given."""
+    return _RMSNorm.apply(x, x.new_empty(0, dtype=dtype or x.dtype), weight, 1.0, eps)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last axis, scaled by ``weight`` and by ``silu(gate)``."""
+    """Root-mean-square norm over the last axis, scaled by ``weight`` and by ``silu(gate)``; the output is of the gate's type."""
     return _RMSNorm.apply(x, gate, weight, 0.0, eps)
 
 
