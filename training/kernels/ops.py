@@ -14,7 +14,6 @@ from torch import Tensor
 from training.kernels.build import kernels
 
 
-
 class _GatedDelta(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:

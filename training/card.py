@@ -1,0 +1,116 @@
+"""The final examination of a model, and the model card that tells of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from training.evaluate import ASKED, LOSSES, NOTHING, Examiner, error_of
+from training.model import Hybrid
+
+GOALS = {("needle", 4096): 0.95, ("keys", 4096): 0.95, ("variables", 2048): 0.85, ("count", 2048): 0.80}
+LENGTHS = (512, 1024, 2048, 4096, 8192)
+
+
+def examine(model: Hybrid, data: Path, samples: int, lengths: tuple[int, ...] = LENGTHS) -> dict[str, Any]:
+    """Exact answers by task and length, and NLL of text; prints as it goes."""
+    examiner = Examiner(data)
+    exact: dict[str, dict[str, float]] = {task: {} for task in ASKED}
+    for task in ASKED:
+        for length in lengths:
+            exact[task][str(length)] = examiner.exact(model, task, length, samples)
+        print(f"{task:10}" + " ".join(f"{length}: {share:.2f}" for length, share in exact[task].items()), flush=True)
+    nll = {str(length): examiner.text(model, length, samples) for length in lengths}
+    for length, (first, whole) in nll.items():
+        print(f"text, {length} tokens: {whole:.3f} nats a token, {first:.3f} in the first 8", flush=True)
+    return {"samples": samples, "exact": exact, "text": nll}
+
+
+def ablate(
+    model: Hybrid, data: Path, samples: int, lengths: tuple[int, ...] = (1024, 2048), tasks: tuple[str, ...] = ASKED
+) -> dict[str, Any]:
+    """What cuts take away; prints a table and returns it with the verdict.
+
+    The KV-wipe must destroy look-up, or the linear layers do what attention is for; zero states must hurt where states
+    matter: counting, hits inside a question, the first tokens of a text.
+    """
+    examiner = Examiner(data)
+    exact: dict[str, dict[str, dict[str, float]]] = {}
+    for length in lengths:
+        for task in tasks:
+            row = {loss.name: examiner.exact(model, task, length, samples, loss) for loss in LOSSES}
+            exact.setdefault(task, {})[str(length)] = row
+            print(f"{task:10} {length}: " + ", ".join(f"{k} {v:.2f}" for k, v in row.items()), flush=True)
+    text = {
+        str(length): {loss.name: examiner.text(model, length, samples, loss) for loss in LOSSES if not loss.inside}
+        for length in lengths
+    }
+    for length, row in text.items():
+        print(f"text       {length}: " + ", ".join(f"{k} {a:.3f}/{b:.3f}" for k, (a, b) in row.items()), flush=True)
+    return {"samples": samples, "exact": exact, "text": text}
+
+
+def verdict(table: dict[str, Any]) -> list[str]:
+    """Return sentences that say whether the model behaves as a hybrid; each begins with 'ok' or 'NOT'."""
+    lines = []
+    for task in ("keys", "needle"):
+        for length, row in table["exact"].get(task, {}).items():
+            good = row["KV wiped"] <= 0.05 < row[NOTHING.name]
+            lines.append(
+                f"{'ok' if good else 'NOT'}: {task} at {length} without KV: {row['KV wiped']:.2f} (at most 0.05)"
+            )
+            inside = row["zero states inside the question"]
+            good = inside < 0.7 * row[NOTHING.name]
+            lines.append(
+                f"{'ok' if good else 'NOT'}: {task} at {length}, zero states inside the question: {inside:.2f}"
+            )
+    for length, row in table["exact"].get("count", {}).items():
+        good = row["zero states"] < 0.7 * row[NOTHING.name]
+        lines.append(f"{'ok' if good else 'NOT'}: count at {length} with zero states: {row['zero states']:.2f}")
+    return lines
+
+
+def write_card(path: Path, results: dict[str, Any], table: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write the model card: what the model is, what it can and cannot do, as measured."""
+    lengths = list(next(iter(results["exact"].values())))
+    lines = [
+        "# A small hybrid language model",
+        "",
+        f"{about['layers']} ({about['parameters'] / 1e6:.2f} M parameters), in the Qwen3.5 text architecture: loads as",
+        "`Qwen3_5ForCausalLM`. Made by `training/` of the tailreplay project to have something trained to measure prefix",
+        f"caching with: {about['tokens'] / 1e6:.1f} M tokens, {about['minutes']:.0f} minutes on {about['ranks']} CPU cores.",
+        "Apache-2.0; the text that it learnt from is named in `training/DATA.md`.",
+        "",
+        "It looks things up in a text, follows variables, counts and keeps track of what changed, in the wordings of",
+        "`training/tasks/`. It is **no** general assistant: its English is poor, it knows nothing of the world, and it cannot",
+        "reason or follow other instructions.",
+        "",
+        f"Exact answers, greedy, on held-out words and text ({results['samples']} questions a cell):",
+        "",
+        "| task | " + " | ".join(f"{length} tokens" for length in lengths) + " |",
+        "| --- |" + " --- |" * len(lengths),
+    ]
+    for task, row in results["exact"].items():
+        lines.append(f"| {task} | " + " | ".join(f"{row[length]:.2f}" for length in lengths) + " |")
+    lines.append(
+        "| text, nats a token | " + " | ".join(f"{results['text'][length][1]:.2f}" for length in lengths) + " |"
+    )
+    missed = []
+    for (task, length), goal in GOALS.items():
+        share = results["exact"][task].get(str(length))
+        if share is not None and share < goal:
+            error = error_of(share, results["samples"])
+            missed.append(f"* {task} at {length} tokens: {share:.2f} ± {error:.2f}, the goal was {goal:.2f}.")
+    lines += ["", "Not reached:" if missed else "All goals were reached.", *([""] if missed else []), *missed]
+    lines += [
+        "",
+        "Whether it behaves as a hybrid (states zero, or attention's keys and values gone, before the question):",
+    ]
+    lines += ["", *(f"* {line}" for line in verdict(table)), ""]
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write results for later use."""
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
