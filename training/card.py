@@ -56,19 +56,20 @@ def verdict(table: dict[str, Any]) -> list[str]:
     lines = []
     for task in ("keys", "needle"):
         for length, row in table["exact"].get(task, {}).items():
-            good = row["KV wiped"] <= 0.05 < row[NOTHING.name]
-            lines.append(
-                f"{'ok' if good else 'NOT'}: {task} at {length} without KV: {row['KV wiped']:.2f} (at most 0.05)"
-            )
-            inside = row["zero states inside the question"]
-            good = inside < 0.7 * row[NOTHING.name]
-            lines.append(
-                f"{'ok' if good else 'NOT'}: {task} at {length}, zero states inside the question: {inside:.2f}"
-            )
+            full, wiped, inside = (row[name] for name in (NOTHING.name, "KV wiped", "zero states inside the question"))
+            lines.append(_judged(wiped <= 0.05 < full, f"{task} at {length} without keys and values", wiped, full))
+            lines.append(_judged(inside < 0.7 * full, f"{task} at {length}, zero inside the question", inside, full))
     for length, row in table["exact"].get("count", {}).items():
-        good = row["zero states"] < 0.7 * row[NOTHING.name]
-        lines.append(f"{'ok' if good else 'NOT'}: count at {length} with zero states: {row['zero states']:.2f}")
+        zero, full = row["zero states"], row[NOTHING.name]
+        lines.append(_judged(zero < 0.7 * full, f"count at {length} with zero states", zero, full))
+    for length, row in table["text"].items():
+        zero, full = row["zero states"][0], row[NOTHING.name][0]
+        lines.append(_judged(zero > full + 0.1, f"first 8 tokens of text after {length}", zero, full))
     return lines
+
+
+def _judged(good: bool, what: str, found: float, full: float) -> str:
+    return f"{'ok' if good else 'NOT'}: {what}: {found:.2f}, with everything {full:.2f}"
 
 
 def write_card(path: Path, results: dict[str, Any], table: dict[str, Any], about: dict[str, Any]) -> None:
@@ -77,14 +78,14 @@ def write_card(path: Path, results: dict[str, Any], table: dict[str, Any], about
     lines = [
         "# A small hybrid language model",
         "",
-        f"{about['layers']} ({about['parameters'] / 1e6:.2f} M parameters), in the Qwen3.5 text architecture: loads as",
-        "`Qwen3_5ForCausalLM`. Made by `training/` of the tailreplay project to have something trained to measure prefix",
-        f"caching with: {about['tokens'] / 1e6:.1f} M tokens, {about['minutes']:.0f} minutes on {about['ranks']} CPU cores.",
+        f"{about['layers']}, {about['parameters'] / 1e6:.2f} M parameters, in the Qwen3.5 text architecture: it loads as",
+        "`Qwen3_5ForCausalLM`. Made by `training/` of the tailreplay project, to have something trained to measure prefix",
+        f"caching with: {about['tokens'] / 1e6:.1f} M tokens, {about['minutes']:.0f} minutes on {about['ranks']} cores.",
         "Apache-2.0; the text that it learnt from is named in `training/DATA.md`.",
         "",
         "It looks things up in a text, follows variables, counts and keeps track of what changed, in the wordings of",
-        "`training/tasks/`. It is **no** general assistant: its English is poor, it knows nothing of the world, and it cannot",
-        "reason or follow other instructions.",
+        "`training/tasks/`. It is **no** general assistant: its English is poor, it knows nothing of the world, and it",
+        "cannot reason or follow other instructions.",
         "",
         f"Exact answers, greedy, on held-out words and text ({results['samples']} questions a cell):",
         "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from training.tasks.base import Kind
 
 _EXAMS = {512: 16, 2048: 8, 4096: 4}
 """Questions a task at each length, while training."""
+_SPEED_OVER = 600.0
+"""Seconds that a speed is taken over."""
 
 
 @dataclass
@@ -69,7 +72,7 @@ class Trainer:
         out.mkdir(parents=True, exist_ok=True)
         found = checkpoint.load(out, self.model, self.optimiser, self.digest)
         self.position = found or Position(total=settings.run.tokens)
-        # A total that is asked for holds, unless time has shortened the run already.
+        # What time had shortened stays short until the speed is known again.
         self.plan = Plan(settings, min(self.position.total, settings.run.tokens))
         self.stream = Stream(data, settings.run.seed, ranks.rank, ranks.count)
         self.gradients = flat_gradients(self.model)
@@ -82,6 +85,7 @@ class Trainer:
         began = time.monotonic() - position.seconds
         saved = examined = logged = position.seconds
         logged_tokens = position.tokens
+        recent: deque[tuple[float, int]] = deque()
         tally = Tally()
         while position.tokens < self.plan.total and position.step < last_step:
             index, stage = self.plan.stage(position.tokens)
@@ -94,14 +98,13 @@ class Trainer:
                 continue
             position.seconds = self.ranks.agreed(time.monotonic() - began)
             speed = (position.tokens - logged_tokens) / max(position.seconds - logged, 1e-6)
-            # The very first steps compile nothing, but warm nothing up either.
-            shrunk = position.step > 5 * options.log_every and self.plan.fit(position.tokens, position.seconds, speed)
+            changed = self._fit(recent)
             position.total = self.plan.total
             sums = self._reduced(tally)
             tally = Tally()
             if journal:
                 journal.write("train", position.step, **self._entry(index, stage, scale, norm, speed, sums))
-                if shrunk:
+                if changed:
                     journal.write("plan", position.step, total=self.plan.total, reason="time")
             logged, logged_tokens = position.seconds, position.tokens
             if position.seconds - saved > options.checkpoint_minutes * 60:
@@ -118,6 +121,17 @@ class Trainer:
         if journal and journal.path.exists():
             draw(self.out)
         return position
+
+    def _fit(self, recent: deque[tuple[float, int]]) -> bool:
+        """Let the plan follow the speed of the last minutes; a moment's slowness must not shorten the run."""
+        now = (self.position.seconds, self.position.tokens)
+        recent.append(now)
+        while now[0] - recent[0][0] > _SPEED_OVER:
+            recent.popleft()
+        seconds = now[0] - recent[0][0]
+        if seconds < _SPEED_OVER / 3:
+            return False
+        return self.plan.fit(now[1], now[0], (now[1] - recent[0][1]) / seconds)
 
     def learn(self, batch: Batch, scale: float, tally: Tally) -> float:
         """Take one step on a batch; adds to `tally` and returns the gradient's norm."""

@@ -9,13 +9,13 @@ from training.settings import Settings, Stage
 
 @dataclass
 class Plan:
-    """Total length of a run. It may shrink while the run goes on, if time runs short; never grow.
+    """Total length of a run, which follows the machine's speed if time may run short.
 
     Attributes
     ----------
     settings : Settings
     total : int
-        Tokens of all ranks together.
+        Tokens of all ranks together; shares of it decide the curriculum and the learning rate.
     """
 
     settings: Settings
@@ -36,7 +36,9 @@ class Plan:
         return max(0.01, min(1.0, rise, fall))
 
     def fit(self, tokens: int, seconds: float, speed: float) -> bool:
-        """Shrink the run to what the time that is left allows; returns whether it did.
+        """Set the total to what the time that is left allows, at most the settings'; returns whether it changed.
+
+        Once the learning rate falls, the total only shrinks: the fall is not taken back.
 
         Parameters
         ----------
@@ -45,12 +47,13 @@ class Plan:
         seconds : float
             Spent so far, in all parts of the run.
         speed : float
-            Tokens a second of late; the stages to come, with longer sequences, are a little slower.
+            Tokens a second, of the last minutes.
         """
         left = max(0.0, self.settings.run.minutes * 60 - seconds)
-        reachable = tokens + int(left * speed)
-        # A little less is left alone: the speed is no exact number.
-        if reachable >= 0.97 * self.total:
+        reachable = min(self.settings.run.tokens, tokens + int(left * speed))
+        falling = tokens > (1 - self.settings.optimiser.decay_share) * self.total
+        # Small differences are left alone: the speed is no exact number. At the end they count.
+        if abs(reachable - self.total) < 0.03 * (self.total - tokens) or (falling and reachable > self.total):
             return False
         self.total = reachable
         return True

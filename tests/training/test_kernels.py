@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
 from training.kernels import naive, ops
 from training.kernels.build import missing_tools
 

@@ -10,7 +10,10 @@ END, PAD = "<|endoftext|>", "<|pad|>"
 END_ID, PAD_ID = 0, 1
 
 # The space after "Answer:" is a token of its own, so that a prompt may end with it whatever the answer begins with.
-PATTERN = r"(?<=Answer:) |'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERN = (
+    r"(?<=Answer:) |'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:

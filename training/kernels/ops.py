@@ -104,7 +104,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = 
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last axis, scaled by ``weight`` and by ``silu(gate)``; the output is of the gate's type."""
+    """Root-mean-square norm over the last axis, scaled by ``weight`` and ``silu(gate)``; of the gate's type."""
     return _RMSNorm.apply(x, gate, weight, 0.0, eps)
 
 

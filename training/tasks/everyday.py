@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import random
 
-NOUNS = """apple river garden stone window bridge forest candle mirror ladder anchor silver house road tree bird table letter
-door light engine valve fan boat hill mill shop bread book rain map sky water path field horse dog cat fish cup chair lamp
-clock train ship street market school church tower wall gate farm cloud storm wind snow summer winter morning evening friend
-child mother father teacher doctor baker farmer sailor king queen song story paper pen box key coat hat shoe ring coin bag
-basket bottle knife spoon plate kitchen room floor roof corner island valley mountain lake beach wood leaf flower grass seed
-fruit orange lemon potato cheese milk butter sugar salt tea coffee honey soup cake""".split()
-ADJECTIVES = """small old green quiet large new red blue white black dark warm cold long short high low soft heavy light
-empty full clean dry wet young tired happy kind brave strange simple wide narrow early late slow quick bright""".split()
-VERBS = """walked looked found kept opened closed saw heard carried painted bought sold left followed watched washed built
-moved touched liked wanted needed remembered forgot cleaned lost visited""".split()
-PLACES = """under over behind near beside above below across inside outside along past""".split()
+NOUNS = """
+apple river garden stone window bridge forest candle mirror ladder anchor silver house road tree bird table letter
+door light engine valve fan boat hill mill shop bread book rain map sky water path field horse dog cat fish cup
+chair lamp clock train ship street market school church tower wall gate farm cloud storm wind snow summer winter
+morning evening friend child mother father teacher doctor baker farmer sailor king queen song story paper pen box
+key coat hat shoe ring coin bag basket bottle knife spoon plate kitchen room floor roof corner island valley
+mountain lake beach wood leaf flower grass seed fruit orange lemon potato cheese milk butter sugar salt tea coffee
+honey soup cake
+""".split()
+ADJECTIVES = """
+small old green quiet large new red blue white black dark warm cold long short high low soft heavy light empty full
+clean dry wet young tired happy kind brave strange simple wide narrow early late slow quick bright
+""".split()
+VERBS = """
+walked looked found kept opened closed saw heard carried painted bought sold left followed watched washed built
+moved touched liked wanted needed remembered forgot cleaned lost visited
+""".split()
+PLACES = """
+under over behind near beside above below across inside outside along past
+""".split()
 TIMES = """in the morning|in the evening|after a while|every summer|before noon|at night|on the next day|once again|in
 winter|as always""".replace("\n", " ").split("|")
 PEOPLE = "she he they we the man the woman the boy the girl".replace("the ", "the_").split()
