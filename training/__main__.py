@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("--ranks", type=int, help="processes, instead of the config's")
             one.add_argument("--steps", type=int, help="stop after so many steps of this call")
         if name in ("examine", "ablate", "export"):
-            one.add_argument("--samples", type=int, default=40, help="questions a cell (default: %(default)s)")
+            one.add_argument(
+                "--samples", type=int, default=40, help="questions of up to 1,024 tokens (default: %(default)s)"
+            )
             one.add_argument("--lengths", type=int, nargs="+", help="text lengths in tokens")
         if name in ("examine", "ablate"):
             one.add_argument("--model", type=Path, help="an exported folder, instead of the run's checkpoint")
@@ -106,11 +108,11 @@ def _model(options: argparse.Namespace, settings: Settings) -> tuple[Any, dict[s
     if getattr(options, "model", None):
         from transformers import AutoModelForCausalLM
 
-        return Hybrid(AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)), {}
+        return Hybrid(AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32), torch.bfloat16), {}
     path = options.out / FILE
     if not path.exists():
         raise SystemExit(f"There is no checkpoint at {path}; train first.")
-    model = Hybrid(library_model(settings.model))
+    model = Hybrid(library_model(settings.model), torch.bfloat16)
     state = read(path)
     set_weights(model, state["model"])
     return model, state["position"]

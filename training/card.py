@@ -13,22 +13,30 @@ GOALS = {("needle", 4096): 0.95, ("keys", 4096): 0.95, ("variables", 2048): 0.85
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 
 
+ABLATED = ("keys", "needle", "variables", "count", "slots", "chat")
+
+
+def samples_at(length: int, samples: int) -> int:
+    """Fewer questions of long texts: about as much reading at each length from 1,024 tokens on."""
+    return max(min(samples, 12), min(samples, samples * 1024 // length))
+
+
 def examine(model: Hybrid, data: Path, samples: int, lengths: tuple[int, ...] = LENGTHS) -> dict[str, Any]:
     """Exact answers by task and length, and NLL of text; prints as it goes."""
     examiner = Examiner(data)
     exact: dict[str, dict[str, float]] = {task: {} for task in ASKED}
     for task in ASKED:
         for length in lengths:
-            exact[task][str(length)] = examiner.exact(model, task, length, samples)
+            exact[task][str(length)] = examiner.exact(model, task, length, samples_at(length, samples))
         print(f"{task:10}" + " ".join(f"{length}: {share:.2f}" for length, share in exact[task].items()), flush=True)
-    nll = {str(length): examiner.text(model, length, samples) for length in lengths}
+    nll = {str(length): examiner.text(model, length, samples_at(length, samples)) for length in lengths}
     for length, (first, whole) in nll.items():
         print(f"text, {length} tokens: {whole:.3f} nats a token, {first:.3f} in the first 8", flush=True)
     return {"samples": samples, "exact": exact, "text": nll}
 
 
 def ablate(
-    model: Hybrid, data: Path, samples: int, lengths: tuple[int, ...] = (1024, 2048), tasks: tuple[str, ...] = ASKED
+    model: Hybrid, data: Path, samples: int, lengths: tuple[int, ...] = (1024, 2048), tasks: tuple[str, ...] = ABLATED
 ) -> dict[str, Any]:
     """What cuts take away; prints a table and returns it with the verdict.
 
@@ -39,11 +47,16 @@ def ablate(
     exact: dict[str, dict[str, dict[str, float]]] = {}
     for length in lengths:
         for task in tasks:
-            row = {loss.name: examiner.exact(model, task, length, samples, loss) for loss in LOSSES}
+            asked = samples_at(length, samples)
+            row = {loss.name: examiner.exact(model, task, length, asked, loss) for loss in LOSSES}
             exact.setdefault(task, {})[str(length)] = row
             print(f"{task:10} {length}: " + ", ".join(f"{k} {v:.2f}" for k, v in row.items()), flush=True)
     text = {
-        str(length): {loss.name: examiner.text(model, length, samples, loss) for loss in LOSSES if not loss.inside}
+        str(length): {
+            loss.name: examiner.text(model, length, samples_at(length, samples), loss)
+            for loss in LOSSES
+            if not loss.inside
+        }
         for length in lengths
     }
     for length, row in text.items():
@@ -87,7 +100,8 @@ def write_card(path: Path, results: dict[str, Any], table: dict[str, Any], about
         "`training/tasks/`. It is **no** general assistant: its English is poor, it knows nothing of the world, and it",
         "cannot reason or follow other instructions.",
         "",
-        f"Exact answers, greedy, on held-out words and text ({results['samples']} questions a cell):",
+        f"Exact answers, greedy, on held-out words and text ({results['samples']} questions a cell; from 2,048",
+        "tokens on fewer, at least 12):",
         "",
         "| task | " + " | ".join(f"{length} tokens" for length in lengths) + " |",
         "| --- |" + " --- |" * len(lengths),
@@ -101,7 +115,7 @@ def write_card(path: Path, results: dict[str, Any], table: dict[str, Any], about
     for (task, length), goal in GOALS.items():
         share = results["exact"][task].get(str(length))
         if share is not None and share < goal:
-            error = error_of(share, results["samples"])
+            error = error_of(share, samples_at(length, results["samples"]))
             missed.append(f"* {task} at {length} tokens: {share:.2f} ± {error:.2f}, the goal was {goal:.2f}.")
     lines += ["", "Not reached:" if missed else "All goals were reached.", *([""] if missed else []), *missed]
     lines += [

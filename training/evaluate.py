@@ -41,11 +41,12 @@ class Loss:
 
 
 NOTHING = Loss("full")
+WIPED = Loss("KV wiped", kv=True)
 LOSSES = (
     NOTHING,
     Loss("zero states", states=True),
     Loss("zero states inside the question", states=True, inside=True),
-    Loss("KV wiped", kv=True),
+    WIPED,
     Loss("both", states=True, kv=True),
 )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from training import checkpoint
 from training.checkpoint import Position
-from training.evaluate import Examiner, cells
+from training.evaluate import NOTHING, WIPED, Examiner, cells
 from training.initial import initialise
 from training.journal import Journal, draw
 from training.model import Hybrid, library_model
@@ -27,6 +27,9 @@ from training.tasks.base import Kind
 
 _EXAMS = {512: 16, 2048: 8, 4096: 4}
 """Questions a task at each length, while training."""
+_WIPED = {512: 16, 1024: 8}
+"""The same for look-up without keys and values, which must stay near 0."""
+_FEWEST_ANSWERS = 48
 _SPEED_OVER = 600.0
 """Seconds that a speed is taken over."""
 
@@ -199,18 +202,19 @@ class Trainer:
     def _examine(self, journal: Journal | None) -> None:
         """Ask held-out questions; ranks share the work."""
         examiner = Examiner(self.data)
-        asked = [cell for cell in cells(_EXAMS) if cell[1] <= self.settings.model.max_positions]
+        asked = [(task, length, NOTHING) for task, length in cells(_EXAMS)]
+        asked += [(task, length, WIPED) for task, length in cells(_WIPED, ("keys", "needle"))]
         results = torch.zeros(len(asked) + 2, dtype=torch.float64)
-        for index, (task, length) in enumerate(asked):
+        for index, (task, length, loss) in enumerate(asked):
             if index % self.ranks.count == self.ranks.rank:
-                results[index] = examiner.exact(self.model, task, length, _EXAMS[length])
+                samples = (_EXAMS if loss is NOTHING else _WIPED)[length]
+                results[index] = examiner.exact(self.model, task, length, samples, loss)
         if self.ranks.rank == self.ranks.count - 1:
             results[-2:] = torch.tensor(examiner.text(self.model, 1024, 12), dtype=torch.float64)
         self.ranks.sum(results)
-        found: dict[str, dict[str, float]] = {
-            f"{task} {length}": {"exact": float(share)}
-            for (task, length), share in zip(asked, results[:-2], strict=True)
-        }
+        found: dict[str, dict[str, float]] = {}
+        for (task, length, loss), share in zip(asked, results[:-2], strict=True):
+            found[f"{task} {length}" + (", no KV" if loss is WIPED else "")] = {"exact": float(share)}
         found["text 1024"] = {"nll8": float(results[-2]), "nll": float(results[-1])}
         if journal:
             journal.write("evaluation", self.position.step, tokens=self.position.tokens, cells=found)
@@ -221,13 +225,14 @@ class Trainer:
 
 
 def weighted_loss(nll: Tensor, is_answer: Tensor, options: OptimiserSettings) -> Tensor:
-    """Mean over text tokens plus mean over answer tokens, each with its weight."""
-    loss = nll.sum() * 0.0
-    if (~is_answer).any():
-        loss = loss + options.text_weight * nll[~is_answer].mean()
-    if is_answer.any():
-        loss = loss + options.answer_weight * nll[is_answer].mean()
-    return loss
+    """Mean over text tokens plus mean over answer tokens, each with its weight.
+
+    A few answer tokens do not count as much as many: a step of one long sequence may have a single answer.
+    """
+    text, answers = nll[~is_answer], nll[is_answer]
+    return options.text_weight * text.sum() / max(1, len(text)) + options.answer_weight * answers.sum() / max(
+        _FEWEST_ANSWERS, len(answers)
+    )
 
 
 def flat_gradients(model: Hybrid) -> Tensor:

@@ -79,9 +79,10 @@ def test_the_log_loses_what_lies_behind_the_checkpoint(tmp_path: Path) -> None:
 
 def test_text_and_answers_weigh_by_their_means(tiny: Settings) -> None:
     options = dataclasses.replace(tiny.optimiser, text_weight=0.5, answer_weight=2.0)
-    nll, is_answer = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([False, False, True])
+    nll, is_answer = torch.tensor([1.0, 3.0, *[5.0] * 60]), torch.tensor([False, False, *[True] * 60])
     assert weighted_loss(nll, is_answer, options) == 0.5 * 2 + 2.0 * 5
     assert weighted_loss(nll[:2], is_answer[:2], options) == 1.0
+    assert weighted_loss(nll[:3], is_answer[:3], options) < 0.5 * 2 + 0.3, "one answer weighs less than many"
     assert weighted_loss(nll[:0], is_answer[:0], options) == 0.0
 
 

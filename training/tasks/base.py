@@ -153,8 +153,12 @@ class Draw:
         found: list[str] = []
         size = 0
         made_up = self.random.random() < 0.35
+        # Now and then the same few sentences over and over: whoever tries the model out pastes such documents.
+        few = [sentence(self.random) for _ in range(self.random.randint(1, 6))] if self.random.random() < 0.1 else None
         while size < characters:
-            if made_up:
+            if few:
+                more = self.random.choices(few, k=4)
+            elif made_up:
                 more = [sentence(self.random) for _ in range(8)]
             else:
                 document = self.material.document(self.random)
@@ -169,7 +173,11 @@ class Draw:
 
 
 def scatter(script: Script, draw: Draw, filler: list[str], facts: list[str], spread: bool = True) -> None:
-    """Append filler sentences with `facts` between them, in this order; together at one place if not `spread`."""
+    """Append filler sentences with `facts` between them, in this order; together at one place if not `spread`.
+
+    Sentences follow each other in a paragraph, each on a line, or as paragraphs.
+    """
+    gap = draw.random.choice((" ", " ", " ", "\n", "\n\n"))
     places = len(filler) + 1
     at = (
         sorted(draw.random.randrange(places) for _ in facts) if spread else [draw.random.randrange(places)] * len(facts)
@@ -177,10 +185,10 @@ def scatter(script: Script, draw: Draw, filler: list[str], facts: list[str], spr
     position = 0
     for place in range(places):
         while position < len(facts) and at[position] == place:
-            script.add(("" if _fresh(script) or facts[position][0] == "\n" else " ") + facts[position])
+            script.add(("" if _fresh(script) or facts[position][0] == "\n" else gap) + facts[position])
             position += 1
         if place < len(filler):
-            script.add(("" if _fresh(script) else " ") + filler[place], Kind.TEXT)
+            script.add(("" if _fresh(script) else gap) + filler[place], Kind.TEXT)
 
 
 def _fresh(script: Script) -> bool:

@@ -17,10 +17,10 @@ class Fact:
     answer: str
 
 
-def fact_count(draw: Draw, characters: int, each: float) -> int:
-    """How many facts of `each` characters a text gets: log-uniform from two to what fills half of it."""
-    most = max(2.0, 0.5 * characters / each)
-    return min(250, round(math.exp(draw.random.uniform(math.log(2), math.log(most)))))
+def fact_count(draw: Draw, characters: int, each: float, fewest: int = 2) -> int:
+    """How many facts of `each` characters a text gets: log-uniform from `fewest` to what fills half of it."""
+    most = max(float(fewest), 0.5 * characters / each)
+    return min(250, round(math.exp(draw.random.uniform(math.log(fewest), math.log(most)))))
 
 
 def look_up(
