@@ -35,6 +35,7 @@ def export(model: Hybrid, tokenizer: Path, out: Path, dtype: str = "bfloat16") -
     # The head is the embedding's: tied weights are stored once.
     weights = {name: p.detach().to(DTYPES[dtype]).contiguous() for name, p in model.parameters.items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     config = model.config
     config.architectures = ["Qwen3_5ForCausalLM"]
     config.dtype = dtype

@@ -99,4 +99,5 @@ def orthogonal(wide: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.float()
+    result: Tensor = x.float()
+    return result

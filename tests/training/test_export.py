@@ -70,4 +70,8 @@ def test_the_card_tells_what_was_not_reached(tmp_path: Path) -> None:
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "count at 2048 tokens: 0.50" in card
     assert "| needle | 1.00" in card
+    assert "not measured" not in card
+    del exact["needle"]["4096"]
+    write_card(tmp_path / "README.md", results, table, about)
+    assert "needle at 4096 tokens: not measured" in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert ("needle", 4096) in GOALS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import sys
 import warnings
@@ -39,9 +40,12 @@ def kernels() -> ModuleType:
     lacking = missing_tools()
     if lacking:
         raise SystemExit(lacking)
+    import torch
     from torch.utils.cpp_extension import load
 
-    digest = hashlib.sha256(SOURCE.read_bytes() + repr(FLAGS).encode()).hexdigest()[:12]
+    # A build is good for one source, one torch and one kind of processor.
+    made_for = (FLAGS, torch.__version__, torch.backends.cpu.get_cpu_capability(), platform.machine())
+    digest = hashlib.sha256(SOURCE.read_bytes() + repr(made_for).encode()).hexdigest()[:12]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "tailreplay-train" / f"kernels-{digest}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ def short_conv(x: Tensor, weight: Tensor) -> Tensor:
     """See `training.kernels.ops.short_conv`."""
     width = weight.shape[1]
     padded = F.pad(x, (0, 0, width - 1, 0))
-    return F.silu(sum(padded[:, j : j + x.shape[1]] * weight[:, j] for j in range(width)))
+    return F.silu(sum((padded[:, j : j + x.shape[1]] * weight[:, j] for j in range(width)), x.new_zeros(())))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -18,6 +18,7 @@ class _GatedDelta(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
         mixed, log_decay, beta = mixed.contiguous(), log_decay.contiguous(), beta.contiguous()
+        out: Tensor
         out, kept = kernels().gated_delta_forward(mixed, log_decay, beta)
         ctx.save_for_backward(mixed, log_decay, beta, kept)
         return out
@@ -32,7 +33,8 @@ class _ShortConv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, taps: Tensor) -> Tensor:
         x, taps = x.contiguous(), taps.contiguous()
         ctx.save_for_backward(x, taps)
-        return kernels().short_conv_forward(x, taps)
+        out: Tensor = kernels().short_conv_forward(x, taps)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
@@ -43,6 +45,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
         x, z = x.contiguous(), gate.contiguous()
+        y: Tensor
         y, factor = kernels().rms_norm_forward(x, z, weight, offset, eps)
         ctx.save_for_backward(x, z, weight, factor)
         ctx.offset = offset
@@ -59,11 +62,13 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
-        return kernels().swiglu_forward(x)
+        out: Tensor = kernels().swiglu_forward(x)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return kernels().swiglu_backward(ctx.saved_tensors[0], grads[0].contiguous())
+        out: Tensor = kernels().swiglu_backward(ctx.saved_tensors[0], grads[0].contiguous())
+        return out
 
 
 def gated_delta(mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
@@ -79,7 +84,8 @@ def gated_delta(mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
     -------
     Tensor, shape (batch, tokens, heads * dim)
     """
-    return _GatedDelta.apply(mixed, log_decay, beta)
+    out: Tensor = _GatedDelta.apply(mixed, log_decay, beta)  # type: ignore[no-untyped-call]
+    return out
 
 
 def short_conv(x: Tensor, weight: Tensor) -> Tensor:
@@ -95,19 +101,23 @@ def short_conv(x: Tensor, weight: Tensor) -> Tensor:
     -------
     Tensor, shape of `x`, type of `weight`
     """
-    return _ShortConv.apply(x, weight.t())
+    out: Tensor = _ShortConv.apply(x, weight.t())  # type: ignore[no-untyped-call]
+    return out
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """Root-mean-square norm over the last axis, scaled by ``1 + weight``; the output is of `dtype`, if given."""
-    return _RMSNorm.apply(x, x.new_empty(0, dtype=dtype or x.dtype), weight, 1.0, eps)
+    out: Tensor = _RMSNorm.apply(x, x.new_empty(0, dtype=dtype or x.dtype), weight, 1.0, eps)  # type: ignore[no-untyped-call]
+    return out
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis, scaled by ``weight`` and ``silu(gate)``; of the gate's type."""
-    return _RMSNorm.apply(x, gate, weight, 0.0, eps)
+    out: Tensor = _RMSNorm.apply(x, gate, weight, 0.0, eps)  # type: ignore[no-untyped-call]
+    return out
 
 
 def swiglu(x: Tensor) -> Tensor:
     """``silu(first half) * second half`` of the last axis."""
-    return _SwiGLU.apply(x)
+    out: Tensor = _SwiGLU.apply(x)  # type: ignore[no-untyped-call]
+    return out

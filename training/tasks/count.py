@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from training.tasks.base import CHARACTERS_PER_TOKEN, Draw, Kind, Script
 
 _HIGHEST = 9
@@ -13,7 +15,7 @@ def count(script: Script, draw: Draw, characters: int) -> None:
     gap = CHARACTERS_PER_TOKEN * (25 if draw.last_only else draw.random.choice(longest))
     asking = 0.0 if draw.last_only else draw.random.choice((0.2, 0.4, 0.7))
     setting = draw.random.choice((0.06, 0.12, 0.25)) if not draw.last_only else 0.12
-    filler = iter(())  # type: ignore[var-annotated]
+    filler: Iterator[str] = iter(())
     value = None
     begin = script.length
     while script.length - begin < characters - 24:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from training.tasks.base import CHARACTERS_PER_TOKEN, Draw, Kind, Script
 
 THINGS = ("door", "light", "engine", "window", "valve", "fan", "gate", "lamp")
@@ -14,7 +16,7 @@ def slots(script: Script, draw: Draw, characters: int) -> None:
     gap = CHARACTERS_PER_TOKEN * (25 if draw.last_only else draw.random.choice((8, 20, 45)))
     asking = 0.0 if draw.last_only else draw.random.choice((0.3, 0.7))
     now: dict[str, str] = {}
-    filler = iter(())  # type: ignore[var-annotated]
+    filler: Iterator[str] = iter(())
     begin = script.length
     while script.length - begin < characters - 40:
         room = draw.random.uniform(0, 2 * gap)
