@@ -64,13 +64,6 @@ class Script:
         self.questions.append(Question(start, self.length, self.length + len(answer) + 1))
         self.add(answer + "\n", Kind.ANSWER)
 
-    def ask_within(self, question: str, answer: str) -> None:
-        """Append a question and its answer in running text."""
-        start = self.length
-        self.add(question)
-        self.questions.append(Question(start, self.length, self.length + len(answer)))
-        self.add(answer, Kind.ANSWER)
-
     @property
     def text(self) -> str:
         """All of it."""

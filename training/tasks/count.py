@@ -13,7 +13,8 @@ def count(script: Script, draw: Draw, characters: int) -> None:
     """`` Set to 3.`` … `` Add one.`` … `` Take one.`` … ``Count: 3``, the counter between 0 and 9."""
     longest = (0, 0, 10, 30, 90) if characters < 1500 * CHARACTERS_PER_TOKEN else (0, 10, 30, 90, 200)
     gap = CHARACTERS_PER_TOKEN * (25 if draw.last_only else draw.random.choice(longest))
-    asking = 0.0 if draw.last_only else draw.random.choice((0.2, 0.4, 0.7))
+    # Often asked, it is learnt soon; seldom asked, no answer shortly before can be counted on from.
+    asking = 0.0 if draw.last_only else draw.random.choice((0.06, 0.15, 0.4, 0.7))
     setting = draw.random.choice((0.06, 0.12, 0.25)) if not draw.last_only else 0.12
     filler: Iterator[str] = iter(())
     value = None

@@ -14,7 +14,7 @@ def slots(script: Script, draw: Draw, characters: int) -> None:
     """`` Now the door is red.`` … `` Now the door is cold.`` … ``Check door: cold``."""
     things = draw.random.sample(THINGS, draw.random.randint(2, len(THINGS)))
     gap = CHARACTERS_PER_TOKEN * (25 if draw.last_only else draw.random.choice((8, 20, 45)))
-    asking = 0.0 if draw.last_only else draw.random.choice((0.3, 0.7))
+    asking = 0.0 if draw.last_only else draw.random.choice((0.1, 0.3, 0.7))
     now: dict[str, str] = {}
     filler: Iterator[str] = iter(())
     begin = script.length
