@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+HEADERS = ("simd.h", "delta.h", "layers.h")
 FLAGS = ("-O3", "-march=native", "-ffast-math", "-mprefer-vector-width=512", "-std=c++20")
 
 
@@ -45,7 +46,8 @@ def kernels() -> ModuleType:
 
     # A build is good for one source, one torch and one kind of processor.
     made_for = (FLAGS, torch.__version__, torch.backends.cpu.get_cpu_capability(), platform.machine())
-    digest = hashlib.sha256(SOURCE.read_bytes() + repr(made_for).encode()).hexdigest()[:12]
+    source = b"".join(path.read_bytes() for path in (SOURCE, *(SOURCE.with_name(name) for name in HEADERS)))
+    digest = hashlib.sha256(source + repr(made_for).encode()).hexdigest()[:12]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "tailreplay-train" / f"kernels-{digest}"
     folder.mkdir(parents=True, exist_ok=True)
