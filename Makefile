@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help serve serve-vllm test test-vllm test-slow test-vllm-previous test-hf-latest demo bench bench-catalog bench-traffic lint setup clean
+.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest demo bench bench-catalog bench-traffic lint setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,6 +20,11 @@ serve: $(VENV)/serve.done ## start an OpenAI-compatible server on the bundled mo
 
 serve-vllm: $(VLLM)/dev.done ## the same on vLLM's CPU build: many requests at once (PORT=8000, ARGS="-- --max-model-len 8192")
 	@$(VLLM)/bin/tailreplay serve --engine vllm --port $(PORT) $(ARGS)
+
+# Goes on from its last checkpoint. The text comes from Debian's and Python's package indices: see training/DATA.md.
+train: $(VENV)/train.done ## train the bundled model anew (two hours on two cores; ARGS="--minutes 60")
+	@$(BIN)/python -m training train $(ARGS)
+	@$(BIN)/python -m training export
 
 test-vllm: $(VLLM)/dev.done ## run the vLLM engine's tests on vLLM's CPU build
 	$(VLLM)/bin/python -m pytest tests/vllm_plain tests/vllm_live $(ARGS)
@@ -50,8 +55,8 @@ bench-traffic: $(VLLM)/dev.done ## what the connector costs vLLM: throughput, an
 	@$(VLLM)/bin/tailreplay bench traffic $(ARGS)
 
 lint: $(VENV)/dev.done ## style and types
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests training
+	$(BIN)/ruff format --check src tests training
 	$(BIN)/mypy
 
 # The newest transformers in an environment of its own: engine and server tests must pass there too.
@@ -78,6 +83,10 @@ $(VENV)/serve.done: $(VENV)/torch.done pyproject.toml constraints.txt
 $(VENV)/dev.done: $(VENV)/torch.done pyproject.toml constraints.txt
 	@$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/serve.done
+
+$(VENV)/train.done: $(VENV)/serve.done
+	@$(PIP) install -q ninja setuptools
+	@touch $@
 
 .venv-hf-latest/dev.done: pyproject.toml
 	@$(PYTHON) -m venv .venv-hf-latest

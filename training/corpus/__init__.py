@@ -1,0 +1,1 @@
+"""Text: fetched from named packages, cleaned to prose, and cut into tokens."""

@@ -1,0 +1,1 @@
+"""Task generators: texts with questions whose answers need memory of one kind or another."""
