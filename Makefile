@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest demo bench bench-catalog bench-traffic lint setup clean
+.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest test-training demo bench bench-catalog bench-traffic lint setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,10 @@ lint: $(VENV)/dev.done ## style and types
 	$(BIN)/ruff check src tests training
 	$(BIN)/ruff format --check src tests training
 	$(BIN)/mypy
+
+# Builds the trainer's kernels first, which needs a C++ compiler.
+test-training: $(VENV)/dev.done ## run the tests of training/ (about a minute)
+	$(BIN)/python -m pytest tests/training $(ARGS)
 
 # The newest transformers in an environment of its own: engine and server tests must pass there too.
 test-hf-latest: .venv-hf-latest/dev.done ## run the engine and server tests on the newest transformers
