@@ -236,3 +236,11 @@ def _without_taps(side: Any, row: int) -> bool:
     for tap in side._model.taps:
         tap[row].fill_(float("nan"))
     return bool(type(side)._check_taps(side, row))
+
+
+def test_taps_are_buffers_of_the_model_that_vllm_profiles(stored: Engine) -> None:
+    model = stored.worker._model
+    buffers = {name: buffer for name, buffer in model.decoder.named_buffers() if name.endswith("tailreplay_tap")}
+    assert len(buffers) == len(model.taps) == len(model.topology.stored_groups)
+    assert all(any(buffer is tap for tap in model.taps) for buffer in buffers.values())
+    assert all(tap.shape == (2048, stored.geometry.d_model) for tap in model.taps)
