@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-FIRST = 32
+FIRST = 16
 LEAST = 8
 _WEIGHT = 0.3
 

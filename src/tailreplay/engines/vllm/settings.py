@@ -46,7 +46,7 @@ class Settings:
     min_match: int = 32
     min_tail: int = 64
     max_replay_tokens_per_step: int = 2048
-    decode_slowdown: float = 0.75
+    decode_slowdown: float = 0.6
     prefix_wait: float = 30.0
     checksums: bool = True
     async_loads: bool = True
