@@ -230,23 +230,8 @@ def test_a_reset_matches_nothing_of_before() -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_nothing_is_left_of_a_request_that_ends_while_it_loads(waits: bool) -> None:
     side = SchedulerSide(Settings(host_bytes=1 << 20, min_match=1, async_loads=not waits), geometry(), "model")
-    serve_first = request("first")
-    side.match(serve_first, 0)
+    serve(side, request("first"))
     blocks = (list(range(10, 15)), [3])
-    side.allocated(serve_first, blocks, 0)
-    scheduled = SimpleNamespace(
-        **{
-            **vars(IDLE),
-            "scheduled_new_reqs": [SimpleNamespace(req_id="first", num_computed_tokens=0)],
-            "num_scheduled_tokens": {"first": len(IDS)},
-        }
-    )
-    meta = side.step(scheduled, lambda _: blocks)
-    serve_first.num_computed_tokens = len(IDS)
-    side.finished(serve_first, blocks)
-    last = side.step(IDLE, lambda _: blocks)
-    side.update(StepReport(stored={put.tag for put in [*meta.puts, *last.puts]}), (), ())
-
     asked = request("second", [*IDS, 9, 9], is_finished=lambda: True)
     extra, _ = side.match(asked, 0)
     side.allocated(asked, blocks, extra or 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +30,6 @@ def ranks(request: pytest.FixtureRequest, slow_model: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        patch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         running = Engine(slow_model, arguments, host_bytes="64MiB", min_match=1, **settings)
         running.run(BASE, mode="off")
         running.run(OTHER, mode="off", store=False)
