@@ -17,6 +17,7 @@ COMMANDS = {
     "generate": "answer one prompt, twice if asked, and show what was reused",
     "inspect": "groups, bytes a token and the speed limit of a model, from its config alone",
     "demo": "a long document and several questions: full, zero, replay and exact side by side",
+    "eval": "what share of quality a hit keeps, by method, task and length",
     "bench": "benchmarks: catalog, ttft, traffic",
     "doctor": "what is installed, and what will not work with it",
 }

@@ -7,7 +7,7 @@ was ``cache_params``). So it is read from the signature instead of the version.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -73,11 +73,31 @@ def call_model(model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tenso
     torch.Tensor
         Logits of the last token, shape ``(vocabulary,)``.
     """
+    return batch_logits(model, ids, positions, cache, 1)[0, -1]
+
+
+def batch_logits(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, cache: DynamicCache, keep: int
+) -> torch.Tensor:
+    """Run the model over rows of `ids` after what `cache` holds. Mutates `cache`.
+
+    Parameters
+    ----------
+    ids, positions : torch.Tensor
+        Token ids and absolute positions, shape ``(rows, n)``, int64.
+    keep : int
+        Positions from the end whose logits are wanted.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape ``(rows, keep, vocabulary)``.
+    """
     forward = type(model).forward
     arguments: dict[str, Any] = {cache_argument(forward): cache, "use_cache": True, "position_ids": positions}
     if "logits_to_keep" in _parameters(forward):
-        arguments["logits_to_keep"] = 1
-    logits: torch.Tensor = model(ids, **arguments).logits[0, -1]
+        arguments["logits_to_keep"] = keep
+    logits: torch.Tensor = model(ids, **arguments).logits[:, -keep:]
     return logits
 
 
@@ -119,14 +139,40 @@ def copy_states(source: DynamicCache, target: DynamicCache) -> None:
             new.has_previous_state[index] = seen
 
 
+def stack_states(sources: Sequence[DynamicCache], target: DynamicCache) -> None:
+    """Copy the states of one-row caches into the rows of the empty cache `target`; zeros where a source has none."""
+    for layer, new in enumerate(target.layers):
+        if not isinstance(new, LinearAttentionCacheLayerMixin):
+            continue
+        entries = [source.layers[layer] for source in sources]
+        for index in new.has_previous_state:
+            conv, recurrent = (_stacked(entries, name, index) for name in ("conv_states", "recurrent_states"))
+            if conv is not None:
+                width = next(width for entry in entries if (width := entry.conv_kernel_size[index]) is not None)
+                new.lazy_initialization(conv_states=conv, state_idx=index, conv_kernel_size=width)
+                new.conv_states[index].copy_(conv)
+            if recurrent is not None:
+                new.lazy_initialization(recurrent_states=recurrent, state_idx=index)
+                new.recurrent_states[index].copy_(recurrent)
+            new.has_previous_state[index] = conv is not None or recurrent is not None
+
+
+def _stacked(entries: list[Any], name: str, index: int) -> torch.Tensor | None:
+    rows = [getattr(entry, name)[index] for entry in entries]
+    like = next((row for row in rows if row is not None), None)
+    return None if like is None else torch.cat([torch.zeros_like(like) if row is None else row for row in rows])
+
+
 __all__ = [
     "DynamicCache",
     "DynamicLayer",
+    "batch_logits",
     "cache_argument",
     "call_layer",
     "call_model",
     "copy_states",
     "layer_types",
     "new_cache",
+    "stack_states",
     "states",
 ]

@@ -107,7 +107,7 @@ class Generation:
         lm = self._lm
         stream = TextStream(lm.tokenizer, self._sampling.stop)
         sampler = Sampler(self._sampling, lm.backbone.device)
-        ends = frozenset() if self._sampling.ignore_eos else _end_tokens(lm.model)
+        ends = frozenset() if self._sampling.ignore_eos else end_tokens(lm.model)
         tokens: list[int] = []
         reason = "length"
         started = time.perf_counter()
@@ -156,7 +156,8 @@ def prefill(lm: HybridLM, sequence: Sequence, ids: list[int], cancel: threading.
     return logits
 
 
-def _end_tokens(model: PreTrainedModel) -> frozenset[int]:
+def end_tokens(model: PreTrainedModel) -> frozenset[int]:
+    """Return the tokens that end an answer, by the generation config."""
     end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if end is None:
         return frozenset()

@@ -1,0 +1,165 @@
+"""`tailreplay eval`: what share of quality a hit keeps, by method, task and length."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailreplay.evals.plan import EvalPlan
+    from tailreplay.evals.records import Record, RunFolder
+    from tailreplay.evals.workers import Job
+
+QUICK_METHODS = ["replay@0.05", "replay@0.25", "replay@1"]
+LENGTHS = [1024, 2048, 4096, 8192]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    parser = argparse.ArgumentParser(
+        prog="tailreplay eval",
+        description="Ask the same questions after a full prefill and after hits with each method, and compare the answers.",
+    )
+    parser.add_argument("model", nargs="?", default="bundled", help="hub id, folder, or 'bundled'")
+    parser.add_argument("--tasks", nargs="+", help="some of the tasks (default: all)")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        help="replay@R …, exact; full, zero and kv-wiped are always there (default: seven ratios)",
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", help="tokens, question and answer included (default: 1024 2048 4096 8192)"
+    )
+    parser.add_argument("--samples", type=int, help="questions a cell, at least (default: 500)")
+    parser.add_argument("--quick", action="store_true", help="a few samples of everything at 1,024 tokens")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--min-tail", type=int, default=0, help="shortest tail (the paper has none; servers take 64)")
+    parser.add_argument("--text", help="a text file with prose instead of Python's help topics")
+    parser.add_argument("--dtype", default="auto", help="auto, bfloat16, float16 or float32")
+    parser.add_argument("--device", help="cpu, cuda, …")
+    parser.add_argument("--workers", type=int, help="processes (default: a core each for the bundled model, else 1)")
+    parser.add_argument("--host-bytes", default="4GiB", help="room for one document's pages")
+    parser.add_argument(
+        "--batch-bytes", default="512MiB", help="room for keys and values of questions that run together"
+    )
+    parser.add_argument("--out", type=Path, help="folder of records and report; a run goes on where it stopped")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure what is not in the folder yet, report all that is; returns the exit status."""
+    plan = make_plan(arguments)
+    from tailreplay.errors import InvalidRequestError
+
+    if arguments.workers is not None and arguments.workers < 1:
+        raise InvalidRequestError("--workers must be at least 1.")
+    plan.check()
+    out = arguments.out or Path("out/eval") / (_name(plan.model) + ("-quick" if arguments.quick else ""))
+    _make(out)
+    from tailreplay.evals.plan import default_workers
+    from tailreplay.evals.records import RunFolder
+    from tailreplay.evals.workers import Measurer
+
+    own = Measurer(plan)
+    settings = plan.settings(own.lm.fingerprint)
+    folder = RunFolder(out, settings)
+    workers = arguments.workers or default_workers(plan.device, plan.model)
+    _measure(plan, folder, workers, own)
+    _report(plan, folder, settings, arguments)
+    return 0
+
+
+def make_plan(arguments: argparse.Namespace) -> EvalPlan:
+    """Return the plan that the arguments ask for, unchecked."""
+    from tailreplay.evals.methods import DEFAULT
+    from tailreplay.evals.plan import EvalPlan
+    from tailreplay.evals.tasks.registry import TASKS
+
+    quick = arguments.quick
+    return EvalPlan(
+        model=arguments.model,
+        tasks=tuple(arguments.tasks or TASKS),
+        methods=tuple(arguments.methods or (QUICK_METHODS if quick else DEFAULT)),
+        lengths=tuple(sorted(set(arguments.lengths or (LENGTHS[:1] if quick else LENGTHS)))),
+        samples=(10 if quick else 500) if arguments.samples is None else arguments.samples,
+        seed=arguments.seed,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        min_tail=arguments.min_tail,
+        text=arguments.text,
+        host_bytes=arguments.host_bytes,
+        batch_bytes=arguments.batch_bytes,
+    )
+
+
+def _name(model: str) -> str:
+    return model.rstrip("/").replace("/", "-").lstrip("-.") or "model"
+
+
+def _make(out: Path) -> None:
+    """Make the folder before the model is loaded, so that one that cannot be written is refused at once."""
+    from tailreplay.errors import InvalidRequestError
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "records.jsonl").touch()
+    except OSError as error:
+        raise InvalidRequestError(f"The folder '{out}' cannot be written: {error}.") from error
+
+
+def _measure(plan: EvalPlan, folder: RunFolder, workers: int, own: Any) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tailreplay.evals.workers import measured
+
+    jobs = missing(plan, folder.records())
+    if not jobs:
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        bar = progress.add_task("documents", total=len(jobs))
+        for record in measured(plan, jobs, workers, own):
+            folder.append(record)
+            progress.update(bar, advance=1, description=f"{record['task']} {record['length']}")
+
+
+def missing(plan: EvalPlan, records: list[Record]) -> list[Job]:
+    """Return what is left to measure: every cell's first document, then every cell's second, and so on.
+
+    So a run that is stopped early has measured a share of each cell.
+    """
+    known = {(record["task"], record["length"], record["document"]) for record in records}
+    cells = plan.cells()
+    return [
+        (task.info.name, length, index)
+        for index in range(max(count for _, _, count in cells))
+        for task, length, count in cells
+        if index < count and (task.info.name, length, index) not in known
+    ]
+
+
+def _report(plan: EvalPlan, folder: RunFolder, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
+    from tailreplay.commands.console import console
+    from tailreplay.evals.report.html import write_html
+    from tailreplay.evals.report.picture import draw
+    from tailreplay.evals.report.table import print_tables
+    from tailreplay.evals.summary import summarise, to_json
+    from tailreplay.evals.tasks.registry import TASKS
+
+    # All that the folder holds, also what an earlier call with other tasks or lengths measured.
+    summary = summarise(folder.records(), {name: task.info for name, task in TASKS.items()})
+    picture, page, data = (folder.path / name for name in ("retention.png", "report.html", "summary.json"))
+    draw(summary, picture)
+    write_html(summary, settings, picture.read_bytes(), page)
+    report = to_json(summary, settings)
+    data.write_text(json.dumps(report, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    if arguments.json:
+        print(json.dumps(report, allow_nan=False))
+    else:
+        print_tables(console(), summary, settings)
+        print(f"report: {page}   picture: {picture}   data: {data}")

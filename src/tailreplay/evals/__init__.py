@@ -1,0 +1,1 @@
+"""What share of quality a hit keeps: tasks, methods, measurement and reports."""

@@ -1,0 +1,157 @@
+"""Documents with questions: what a task hands to the measurement, in token ids."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One thing asked after a hit.
+
+    Attributes
+    ----------
+    query : tuple of int
+        Tokens that the model reads after the cached prefix; at least one.
+    reference : tuple of int
+        The right continuation, whose NLL is taken.
+    answers : tuple of str
+        What a generated answer must contain, each; empty if nothing is generated.
+    evidence : int or None
+        Index of the last prefix token that the answer depends on, for accuracy inside and outside the tail.
+    """
+
+    query: tuple[int, ...]
+    reference: tuple[int, ...]
+    answers: tuple[str, ...] = ()
+    evidence: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a generated answer may take."""
+        return answer_limit(len(self.reference))
+
+
+def answer_limit(reference: int) -> int:
+    """Return how many tokens an answer may take where the right one takes `reference`: room for a few words around it."""
+    return 2 * reference + 12
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A boundary: the cached prefix is the document's first `at` tokens and then `extra`."""
+
+    at: int
+    probes: tuple[Probe, ...]
+    extra: tuple[int, ...] = ()
+
+    @property
+    def matched(self) -> int:
+        """Tokens of the cached prefix."""
+        return self.at + len(self.extra)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a conversation: what is asked, what the answer must contain, and how many tokens it may take."""
+
+    query: tuple[int, ...]
+    answers: tuple[str, ...]
+    longest: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """A context and where it is hit: by questions that do not know of each other, or by the turns of one conversation.
+
+    Attributes
+    ----------
+    ids : tuple of int
+    hits : tuple of Hit
+        Ordered by `Hit.at`.
+    turns : tuple of Turn
+        Instead of hits.
+    """
+
+    ids: tuple[int, ...]
+    hits: tuple[Hit, ...] = ()
+    turns: tuple[Turn, ...] = ()
+
+
+@dataclass
+class Writer:
+    """A document under construction, with a limit.
+
+    Attributes
+    ----------
+    encode : callable
+        Text to token ids, without special tokens. Each piece is encoded by itself, so pieces begin where a tokenizer cuts
+        anyway: at a space or a line's end.
+    limit : int
+        Longest document, in tokens.
+    """
+
+    encode: Encode
+    rng: random.Random
+    limit: int
+    ids: list[int] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit."""
+        return self.limit - len(self.ids)
+
+    def add(self, text: str) -> int:
+        """Append `text`, cut at the limit; returns the index of its last token. Mutates self."""
+        self.ids.extend(self.encode(text)[: self.room])
+        return len(self.ids) - 1
+
+    def scatter(self, facts: list[str], filler: Iterable[str], ordered: bool = False) -> list[int]:
+        """Append filler (as much as it has) up to the limit, with `facts` at random places in it. Mutates self.
+
+        Returns
+        -------
+        list of int
+            Index of each fact's last token.
+        """
+        pieces = [self.encode(" " + fact) for fact in facts]
+        room = self.room - sum(map(len, pieces))
+        if room < 0:
+            raise ValueError("The facts alone are longer than the document.")
+        places = [self.rng.randint(0, room) for _ in facts]
+        order = sorted(range(len(facts)), key=lambda index: places[index])
+        if ordered:
+            order = list(range(len(facts)))
+        places.sort()
+        ends = [0] * len(facts)
+        start, facts_added, filled = len(self.ids), 0, 0
+        texts = iter(filler)
+        while facts_added < len(facts) or filled < room:
+            if facts_added < len(facts) and filled >= places[facts_added]:
+                fact = order[facts_added]
+                self.ids.extend(pieces[fact])
+                ends[fact] = len(self.ids) - 1
+                facts_added += 1
+                continue
+            text = next(texts)
+            more = self.encode(text if len(self.ids) == start else " " + text)[: room - filled]
+            self.ids.extend(more)
+            filled += len(more)
+        return ends
+
+    def turn(self, question: str, answer: str) -> Turn:
+        """Return a turn that asks ``question``, which ends with a colon."""
+        return Turn(tuple(self.encode(question)), (answer,), answer_limit(len(self.encode(" " + answer))))
+
+    def probe(self, question: str, answer: str, evidence: int | None, *answers: str) -> Probe:
+        """Return a probe on a line of its own: ``question`` ends with a colon and ``answer`` begins with a space."""
+        return Probe(
+            tuple(self.encode("\n" + question)),
+            tuple(self.encode(" " + answer)),
+            answers or (answer,),
+            evidence,
+        )

@@ -1,0 +1,153 @@
+"""Asks every question of a document under every method, in batches."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tailreplay.engines.transformers import HybridLM
+from tailreplay.engines.transformers.generation import end_tokens
+from tailreplay.evals.branches import Branches, KeysValues
+from tailreplay.evals.document import Document, Probe
+from tailreplay.evals.methods import Method
+from tailreplay.evals.prefix import Boundary, Prefix, Restored, state_errors
+
+FIRST = 8
+"""Tokens of a continuation that are reported beside the whole."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A question under a method."""
+
+    method: str
+    probe: int
+
+
+class Asker:
+    """Measures documents of one model.
+
+    Parameters
+    ----------
+    lm : HybridLM
+        With a tokenizer.
+    methods : list of Method
+    batch_bytes : int
+        Room for keys and values of the rows that run together.
+    """
+
+    def __init__(self, lm: HybridLM, methods: list[Method], batch_bytes: int = 512 * 2**20) -> None:
+        self.lm = lm
+        self.methods = methods
+        self._batch_bytes = batch_bytes
+        self._ends = end_tokens(lm.model)
+
+    def measure(self, document: Document) -> list[dict[str, Any]]:
+        """Return one record a hit; see `tailreplay.evals.records`."""
+        prefix = Prefix(self.lm, document)
+        return [self._hit(prefix, boundary) for boundary in prefix.boundaries()]
+
+    def _hit(self, prefix: Prefix, boundary: Boundary) -> dict[str, Any]:
+        restored = {method.name: prefix.restore(boundary, method) for method in self.methods}
+        kv = next(one.kv for one in restored.values() if one.kv)
+        probes = boundary.hit.probes
+        results: list[dict[str, Any]] = [{} for _ in probes]
+        for wiped in (False, True):
+            names = [method.name for method in self.methods if method.wiped == wiped]
+            held = [(keys[:0], values[:0]) for keys, values in kv] if wiped else kv
+            for rows in self._batches(names, probes, boundary.hit.matched):
+                for row, result in zip(rows, self._ask(rows, probes, boundary, restored, held), strict=True):
+                    results[row.probe][row.method] = result
+        return {
+            "matched": boundary.hit.matched,
+            "turn": None,
+            "tails": {method.name: restored[method.name].tail for method in self.methods if method.reuse},
+            "state_error": {
+                method.name: state_errors(self.lm, restored[method.name].states, boundary.states)
+                for method in self.methods
+                if method.reuse
+            },
+            "probes": [
+                {"evidence": probe.evidence, "results": result} for probe, result in zip(probes, results, strict=True)
+            ],
+        }
+
+    def _batches(self, methods: list[str], probes: tuple[Probe, ...], matched: int) -> Iterator[list[Row]]:
+        """Rows of equal lengths, as many as there is room for: recurrent layers know no padding."""
+        together: dict[tuple[int, int], list[Row]] = defaultdict(list)
+        for index, probe in enumerate(probes):
+            together[len(probe.query), len(probe.reference)] += [Row(method, index) for method in methods]
+        most = max(1, self._batch_bytes // max(1, matched * self.lm.backbone.layout.kv_bytes_per_token))
+        for rows in together.values():
+            for start in range(0, len(rows), most):
+                yield rows[start : start + most]
+
+    def _ask(
+        self,
+        rows: list[Row],
+        probes: tuple[Probe, ...],
+        boundary: Boundary,
+        restored: dict[str, Restored],
+        kv: KeysValues,
+    ) -> list[dict[str, Any]]:
+        """Score rows: the reference's NLL, then a greedy answer where that does not already follow from it."""
+        asked = [probes[row.probe] for row in rows]
+        query = torch.tensor([probe.query for probe in asked])
+        reference = torch.tensor([probe.reference for probe in asked])
+        count = reference.shape[1]
+
+        def branches(chosen: list[int], room: int) -> Branches:
+            states = [restored[rows[index].method].states for index in chosen]
+            return Branches(self.lm.backbone, kv, states, boundary.hit.matched, room)
+
+        everyone = list(range(len(rows)))
+        read = torch.cat([query, reference[:, :-1]], 1)
+        logits = branches(everyone, read.shape[1]).run(read, count).cpu()
+        nll = F.cross_entropy(logits.transpose(1, 2), reference, reduction="none")
+        # Where the reference is the likeliest at each of its tokens, greedy decoding would write it.
+        right = (logits.argmax(-1) == reference).all(1).tolist()
+        scores: list[float | None] = [1.0 if one else None for one in right]
+        if asked[0].answers:
+            wrong = [index for index in everyone if not right[index]]
+            if wrong:
+                longest = asked[0].longest
+                texts = self._greedy(branches(wrong, query.shape[1] + longest), query[wrong], longest)
+                for index, text in zip(wrong, texts, strict=True):
+                    scores[index] = contained(asked[index].answers, text)
+        else:
+            scores = [None] * len(rows)
+        return [
+            {
+                "score": score,
+                "nll": round(float(losses.mean()), 5),
+                "first_nll": None if probe.answers else round(float(losses[:FIRST].mean()), 5),
+                "tokens": count,
+            }
+            for score, losses, probe in zip(scores, nll, asked, strict=True)
+        ]
+
+    def _greedy(self, branches: Branches, query: torch.Tensor, longest: int) -> list[str]:
+        decode = self.lm.tokenizer.decode
+        found = branches.greedy(query, longest, ended(decode, self._ends))
+        return [decode([token for token in tokens if token not in self._ends]) for tokens in found]
+
+
+def ended(decode: Callable[[list[int]], str], ends: frozenset[int]) -> Callable[[list[int]], bool]:
+    """Return what says that an answer is over: an end token, or a line's end after some text."""
+
+    def done(tokens: list[int]) -> bool:
+        return tokens[-1] in ends or "\n" in decode(tokens).lstrip()
+
+    return done
+
+
+def contained(answers: tuple[str, ...], text: str) -> float:
+    """Return the share of `answers` that stand in the text's first line as whole words."""
+    line = text.lstrip().split("\n")[0]
+    return sum(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", line) is not None for answer in answers) / len(answers)

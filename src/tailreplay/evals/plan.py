@@ -1,0 +1,144 @@
+"""What a run measures, checked before any model is loaded."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tailreplay.engines.transformers.devices import usable_device
+from tailreplay.engines.transformers.families.registry import family_of
+from tailreplay.errors import InvalidRequestError, UnsupportedModelError
+from tailreplay.evals.material import Material, python_topics, text_file
+from tailreplay.evals.methods import Method, parse_methods
+from tailreplay.evals.tasks.base import RESERVE, Task
+from tailreplay.evals.tasks.registry import tasks_named
+from tailreplay.loading import load_errors, model_path
+from tailreplay.sizes import parse_bytes
+
+SHORTEST = 1024
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """The run, in plain data, so that worker processes can be handed it.
+
+    Attributes
+    ----------
+    model : str
+        Folder, hub id or "bundled".
+    tasks, methods : tuple of str
+    lengths : tuple of int
+        Tokens, question and answer included.
+    samples : int
+        Questions a cell, at least.
+    min_tail : int
+        Shortest tail of "replay".
+    text : str or None
+        A file with prose.
+    host_bytes, batch_bytes : str
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    methods: tuple[str, ...]
+    lengths: tuple[int, ...]
+    samples: int = 500
+    seed: int = 0
+    dtype: str = "auto"
+    device: str | None = None
+    min_tail: int = 0
+    text: str | None = None
+    host_bytes: str = "4GiB"
+    batch_bytes: str = "512MiB"
+
+    def chosen_tasks(self) -> list[Task]:
+        """Return the tasks."""
+        return tasks_named(list(self.tasks))
+
+    def chosen_methods(self) -> list[Method]:
+        """Return the methods, with those that every table needs."""
+        return parse_methods(list(self.methods), self.min_tail)
+
+    def material(self) -> Material:
+        """Return the text that documents are made of."""
+        return python_topics() if self.text is None else text_file(Path(self.text))
+
+    def cells(self) -> list[tuple[Task, int, int]]:
+        """Return each task and length with the documents that it takes."""
+        return [
+            (task, length, math.ceil(self.samples / task.probes))
+            for length in self.lengths
+            for task in self.chosen_tasks()
+        ]
+
+    def check(self) -> None:
+        """Refuse what cannot be run, without reading weights.
+
+        Raises
+        ------
+        InvalidRequestError
+            For an unknown task or method, a ratio outside (0, 1], a bad number or text, or a length out of range.
+        UnsupportedModelError
+            If there is no such model, or it has no linear layers, so that there is nothing to measure.
+        """
+        if not self.chosen_tasks():
+            raise InvalidRequestError("There is no task to measure.")
+        self.chosen_methods()
+        if self.samples < 1 or self.min_tail < 0:
+            raise InvalidRequestError("--samples must be at least 1, and --min-tail at least 0.")
+        for size in (self.host_bytes, self.batch_bytes):
+            parse_bytes(size)
+        if min(self.lengths) < SHORTEST:
+            raise InvalidRequestError(f"A length must be at least {SHORTEST} tokens, got {min(self.lengths)}.")
+        self._check_model()
+        usable_device(self.device)
+        self.material()
+
+    def _check_model(self) -> None:
+        from transformers import AutoConfig
+
+        path = model_path(self.model)
+        with load_errors(self.model):
+            config = AutoConfig.from_pretrained(path).get_text_config(decoder=True)
+        if not family_of(config).topology(config).is_hybrid:
+            raise UnsupportedModelError(
+                f"'{self.model}' has no linear layers: every hit is exact, and nothing is to be measured."
+            )
+        longest = getattr(config, "max_position_embeddings", None)
+        if longest is not None and max(self.lengths) > longest:
+            raise InvalidRequestError(
+                f"'{self.model}' takes {longest} tokens at most, got a length of {max(self.lengths)}."
+            )
+
+    def settings(self, fingerprint: str) -> dict[str, Any]:
+        """Return what the numbers depend on: records of other settings must not be mixed with these.
+
+        Parameters
+        ----------
+        fingerprint : str
+            Of the model's weights.
+        """
+        return {
+            "model": self.model,
+            "weights": fingerprint[:16],
+            "methods": [method.name for method in self.chosen_methods()],
+            "min_tail": self.min_tail,
+            "seed": self.seed,
+            "dtype": self.dtype,
+            "text": self.material().name,
+            "text_digest": self.material().digest,
+            "reserve": RESERVE,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return asdict(self)
+
+
+def default_workers(device: str | None, model: str) -> int:
+    """Return how many processes to use: one a core for the small bundled model on a CPU, else one."""
+    on_cpu = usable_device(device).type == "cpu"
+    return min(4, os.cpu_count() or 1) if on_cpu and model == "bundled" else 1

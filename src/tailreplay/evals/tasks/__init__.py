@@ -1,0 +1,1 @@
+"""Task generators: seeds and a length in, documents with questions out."""

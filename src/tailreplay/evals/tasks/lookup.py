@@ -1,0 +1,100 @@
+"""Looking up: needles, a long list of keys, chains of variables. Questions come after the whole document."""
+
+from __future__ import annotations
+
+from tailreplay.evals.document import Document, Hit, Probe
+from tailreplay.evals.tasks.base import Draw
+
+QUESTIONS, SINGLE_HITS = 10, 5
+_NEEDLE = "The special magic number for {key} is {value}."
+_ASK = "Question: What is the special magic number for {key}?\nAnswer:"
+
+
+def single_needle(draw: Draw) -> Document:
+    """One fact in the first half of prose (RULER's niah_single), asked for at hits in the second."""
+    (key,), value, writer = draw.names(1), draw.digits(5), draw.writer
+    whole = writer.limit
+    filler = draw.material.filler(draw.rng)
+    writer.limit = whole // 2
+    (end,) = writer.scatter([_NEEDLE.format(key=key, value=value)], filler)
+    writer.limit = whole
+    writer.scatter([], reversed(filler))
+    probe = writer.probe(_ASK.format(key=key), value, end)
+    stops = sorted(draw.rng.sample(range(whole // 2, whole + 1), SINGLE_HITS))
+    return Document(tuple(writer.ids), tuple(Hit(stop, (probe,)) for stop in stops))
+
+
+def many_needles(draw: Draw) -> Document:
+    """Facts of one form about many keys (RULER's niah_multikey)."""
+    count = max(QUESTIONS, min(60, draw.writer.limit // 40))
+    facts = {key: draw.digits(5) for key in draw.names(count)}
+    statements = [_NEEDLE.format(key=key, value=value) for key, value in facts.items()]
+    ends = draw.writer.scatter(statements, draw.material.filler(draw.rng))
+    probes = [
+        draw.writer.probe(_ASK.format(key=key), value, end)
+        for (key, value), end in zip(facts.items(), ends, strict=True)
+    ]
+    return _asked_at_end(draw, probes[:QUESTIONS])
+
+
+def many_values(draw: Draw) -> Document:
+    """Three facts about each of a few keys; all three are asked for (RULER's niah_multivalue)."""
+    count = max(5, min(12, draw.writer.limit // 160))
+    facts = [(key, draw.digits(4)) for key in draw.names(count) for _ in range(3)]
+    draw.rng.shuffle(facts)
+    statements = [f"One of the special magic numbers for {key} is: {value}." for key, value in facts]
+    ends = draw.writer.scatter(statements, draw.material.filler(draw.rng), ordered=True)
+    probes = []
+    for key in dict.fromkeys(key for key, _ in facts):
+        values = [value for other, value in facts if other == key]
+        last = max(end for end, (other, _) in zip(ends, facts, strict=True) if other == key)
+        question = f"Question: What are all the special magic numbers for {key}?\nAnswer:"
+        probes.append(draw.writer.probe(question, ", ".join(values), last, *values))
+    return _asked_at_end(draw, probes[:5])
+
+
+def key_value(draw: Draw) -> Document:
+    """Keys and values throughout the document: far more than recurrent states can hold."""
+    writer = draw.writer
+    spare = len(writer.encode(" elsewhere: 1234;"))
+    entries: list[tuple[str, str, int]] = []
+    names = draw.names(min(600, writer.limit // spare))
+    for name in names:
+        if writer.room < 2 * spare:
+            break
+        value = draw.digits(4)
+        entries.append((name, value, writer.add(f"{' ' if entries else ''}{name}: {value};")))
+    probes = [writer.probe(f"Get {name}:", value, end) for name, value, end in draw.rng.sample(entries, QUESTIONS)]
+    return _asked_at_end(draw, probes)
+
+
+def variables(draw: Draw) -> Document:
+    """Chains of assignments in prose (RULER's variable tracking): the value of a variable two or more steps away."""
+    chains = max(3, min(8, draw.writer.limit // 200))
+    size = 4
+    names = draw.names(chains * size)
+    statements: list[tuple[int, str]] = []
+    probes: list[tuple[str, str]] = []
+    for chain in range(chains):
+        value = draw.digits(5)
+        own = names[chain * size : (chain + 1) * size]
+        statements += [
+            (chain, f"VAR {name} = {f'VAR {own[depth - 1]}' if depth else value};") for depth, name in enumerate(own)
+        ]
+        probes += [(own[depth], value) for depth in (2, 3)]
+    # Chains are mixed; each keeps its own order.
+    order = [chain for chain, _ in statements]
+    draw.rng.shuffle(order)
+    queues = {chain: [text for owner, text in statements if owner == chain] for chain in range(chains)}
+    mixed = [queues[chain].pop(0) for chain in order]
+    ends = draw.writer.scatter(mixed, draw.material.filler(draw.rng), ordered=True)
+    where = {text.split()[1]: end for text, end in zip(mixed, ends, strict=True)}
+    draw.rng.shuffle(probes)
+    return _asked_at_end(
+        draw, [draw.writer.probe(f"Print VAR {name}:", value, where[name]) for name, value in probes[:5]]
+    )
+
+
+def _asked_at_end(draw: Draw, probes: list[Probe]) -> Document:
+    ids = tuple(draw.writer.ids)
+    return Document(ids, (Hit(len(ids), tuple(probes)),))
