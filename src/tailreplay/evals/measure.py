@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,30 +112,33 @@ class Asker:
         nll = F.cross_entropy(logits.transpose(1, 2), reference, reduction="none")
         # Where the reference is the likeliest at each of its tokens, greedy decoding would write it.
         right = (logits.argmax(-1) == reference).all(1).tolist()
-        scores: list[float | None] = [1.0 if one else None for one in right]
-        if asked[0].answers:
-            wrong = [index for index in everyone if not right[index]]
-            if wrong:
-                longest = asked[0].longest
-                texts = self._greedy(branches(wrong, query.shape[1] + longest), query[wrong], longest)
-                for index, text in zip(wrong, texts, strict=True):
-                    scores[index] = contained(asked[index].answers, text)
-        else:
-            scores = [None] * len(rows)
-        return [
-            {
-                "score": score,
-                "nll": round(float(losses.mean()), 5),
-                "first_nll": None if probe.answers else round(float(losses[:FIRST].mean()), 5),
-                "tokens": count,
-            }
-            for score, losses, probe in zip(scores, nll, asked, strict=True)
-        ]
+        answers = [self._text(probe.reference) for probe in asked]
+        wrong = [index for index in everyone if asked[index].answers and not right[index]]
+        if wrong:
+            longest = asked[0].longest
+            texts = self._greedy(branches(wrong, query.shape[1] + longest), query[wrong], longest)
+            for index, text in zip(wrong, texts, strict=True):
+                answers[index] = text
+        return [_result(*one) for one in zip(asked, answers, nll, strict=True)]
 
     def _greedy(self, branches: Branches, query: torch.Tensor, longest: int) -> list[str]:
-        decode = self.lm.tokenizer.decode
-        found = branches.greedy(query, longest, ended(decode, self._ends))
-        return [decode([token for token in tokens if token not in self._ends]) for tokens in found]
+        found = branches.greedy(query, longest, ended(self._text, self._ends))
+        return [self._text(tokens) for tokens in found]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        text: str = self.lm.tokenizer.decode([token for token in tokens if token not in self._ends])
+        return text
+
+
+def _result(probe: Probe, answer: str, losses: torch.Tensor) -> dict[str, Any]:
+    generated = bool(probe.answers)
+    return {
+        "score": contained(probe.answers, answer) if generated else None,
+        "nll": round(float(losses.mean()), 5),
+        "first_nll": None if generated else round(float(losses[:FIRST].mean()), 5),
+        "tokens": len(probe.reference),
+        "answer": first_line(answer) if generated else None,
+    }
 
 
 def ended(decode: Callable[[list[int]], str], ends: frozenset[int]) -> Callable[[list[int]], bool]:
@@ -147,7 +150,12 @@ def ended(decode: Callable[[list[int]], str], ends: frozenset[int]) -> Callable[
     return done
 
 
+def first_line(text: str) -> str:
+    """Return the first line with something in it, without the space around it."""
+    return text.strip().split("\n")[0].strip()
+
+
 def contained(answers: tuple[str, ...], text: str) -> float:
     """Return the share of `answers` that stand in the text's first line as whole words."""
-    line = text.lstrip().split("\n")[0]
+    line = first_line(text)
     return sum(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", line) is not None for answer in answers) / len(answers)

@@ -9,9 +9,10 @@ A record::
          "state_error": {"replay@0.05": [0.2, 0.05]},     # relative, by linear layer
          "probes": [
              {"evidence": 790,      # last token that the answer depends on
-              "results": {"full": {"score": 1.0, "nll": 0.8, "first_nll": null, "tokens": 5}}}]}]}
+              "results": {"full": {"score": 1.0, "nll": 0.8, "first_nll": null, "tokens": 5,
+                                   "answer": "3"}}}]}]}
 
-``score`` is null where nothing is generated; ``nll`` is a mean over `tokens` tokens of the reference, in nats.
+``score`` and ``answer`` are null where nothing is generated; ``nll`` is a mean over `tokens` tokens of the reference, in nats.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 from tailreplay.engines.transformers import HybridLM
 from tailreplay.engines.transformers.generation import Generation
 from tailreplay.evals.document import Document
-from tailreplay.evals.measure import contained
+from tailreplay.evals.measure import contained, first_line
 from tailreplay.evals.methods import Method
 from tailreplay.modes import parse_reuse
 
@@ -31,7 +31,7 @@ class Talker:
             for turn in range(len(document.turns))
         ]
         for method in self.methods:
-            for turn, (score, matched, tail) in enumerate(self._talk(document, method)):
+            for turn, (score, answer, matched, tail) in enumerate(self._talk(document, method)):
                 record: dict[str, Any] = turns[turn]
                 record["matched"] = max(record["matched"], matched)
                 if method.reuse:
@@ -41,11 +41,12 @@ class Talker:
                     "nll": None,
                     "first_nll": None,
                     "tokens": 0,
+                    "answer": answer,
                 }
         return turns
 
-    def _talk(self, document: Document, method: Method) -> list[tuple[float, int, int]]:
-        """Score, reused tokens and replayed tokens of each turn."""
+    def _talk(self, document: Document, method: Method) -> list[tuple[float, str, int, int]]:
+        """Score, answer, reused tokens and replayed tokens of each turn."""
         lm = self.lm
         reuse = method.reuse or parse_reuse("off")
         namespace = lm.namespace(salt=method.name)
@@ -59,7 +60,8 @@ class Talker:
             sampling = lm.sampling(max_new_tokens=turn.longest, temperature=0.0, stop=["\n"])
             # Not through `generate`, which never stores what follows zero states: here the next turn is to hit it.
             result = Generation(lm, ids, reuse, namespace, sampling, bool(method.reuse), None).finish()
-            found.append((contained(turn.answers, result.text), result.reuse.matched, result.reuse.replayed))
+            score = contained(turn.answers, result.text)
+            found.append((score, first_line(result.text), result.reuse.matched, result.reuse.replayed))
             # The last token ended the line, or the answer.
             ids += result.tokens[:-1] if result.finish_reason == "stop" else result.tokens
         return found

@@ -1,0 +1,100 @@
+"""Rows that run together give what each gives by itself, for every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tailreplay import HybridLM, PrefixCache
+from tailreplay.engines.transformers.results import Timings
+from tailreplay.evals.branches import Branches
+from tailreplay.evals.document import Document, Hit, Probe
+from tailreplay.evals.methods import DEFAULT, Method, parse_method, parse_methods
+from tailreplay.evals.prefix import Boundary, Prefix, state_errors
+from tailreplay.modes import parse_reuse
+from tests.engine.tiny_models import CONFIGS, random_ids, relative, tiny_model
+
+TOLERANCE = 1e-4
+IDS = tuple(random_ids(230))
+EXTRA = tuple(random_ids(9, seed=3))
+QUERIES = torch.tensor([random_ids(7, seed=5), random_ids(7, seed=6)])
+DOCUMENT = Document(
+    IDS,
+    tuple(
+        Hit(at, (Probe((1, 2), (3,)),), extra)
+        for at, extra in ((64, ()), (101, ()), (101, EXTRA), (230, ()), (230, EXTRA))
+    ),
+)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def lm(request: pytest.FixtureRequest) -> HybridLM:
+    return HybridLM(tiny_model(request.param), cache=PrefixCache("64MiB"))
+
+
+@pytest.fixture(scope="module")
+def boundaries(lm: HybridLM) -> tuple[Prefix, list[Boundary]]:
+    prefix = Prefix(lm, DOCUMENT)
+    return prefix, prefix.boundaries()
+
+
+def alone(lm: HybridLM, ids: list[int], query: list[int], method: Method) -> torch.Tensor:
+    """Logits after the query, through the engine's own path for one request."""
+    reuse = method.reuse or parse_reuse("off")
+    sequence, plan = lm.begin([*ids, *query], reuse, lm.namespace(), len(ids) + 9, False, Timings())
+    try:
+        if method.reuse is None:
+            sequence.extend(ids)
+        return sequence.extend(query)
+    finally:
+        lm.cache.release(plan)
+
+
+@pytest.mark.parametrize("place", range(len(DOCUMENT.hits)))
+def test_each_row_equals_its_request_alone(lm: HybridLM, boundaries: tuple[Prefix, list[Boundary]], place: int) -> None:
+    prefix, found = boundaries
+    boundary = found[place]
+    methods = [parse_method(name) for name in ("full", "zero", "replay@0.05", "replay@0.5", "replay@1")]
+    restored = [prefix.restore(boundary, method) for method in methods]
+    kv = restored[1].kv
+    rows = [(one, query) for one in range(len(methods)) for query in range(len(QUERIES))]
+    branches = Branches(
+        lm.backbone, kv, [restored[one].states for one, _ in rows], boundary.hit.matched, QUERIES.shape[1] + 1
+    )
+    logits = branches.run(torch.stack([QUERIES[query] for _, query in rows]), 1)[:, -1]
+    for row, (one, query) in enumerate(rows):
+        expected = alone(lm, boundary.ids, QUERIES[query].tolist(), methods[one])
+        assert relative(logits[row], expected) < TOLERANCE, (methods[one].name, query)
+
+
+def test_errors_fall_as_the_tail_grows_and_end_at_nothing(
+    lm: HybridLM, boundaries: tuple[Prefix, list[Boundary]]
+) -> None:
+    prefix, found = boundaries
+    boundary = found[-1]
+    errors = {}
+    for method in parse_methods(DEFAULT):
+        restored = prefix.restore(boundary, method)
+        errors[method.name] = [e for e in state_errors(lm, restored.states, boundary.states) if e is not None]
+    if not errors["full"]:
+        pytest.fail("no layer has a recurrent state") if lm.model.config.model_type != "lfm2" else None
+        return
+    mean = {name: sum(values) / len(values) for name, values in errors.items()}
+    assert mean["full"] == 0.0
+    assert mean["zero"] == 1.0
+    assert mean["replay@1"] < TOLERANCE
+    assert mean["replay@0.01"] >= mean["replay@0.1"] >= mean["replay@0.5"] > mean["replay@1"]
+
+
+def test_rows_decode_greedily_as_one_by_one(lm: HybridLM, boundaries: tuple[Prefix, list[Boundary]]) -> None:
+    prefix, found = boundaries
+    restored = prefix.restore(found[1], parse_method("replay@1"))
+
+    def decode(rows: torch.Tensor) -> list[list[int]]:
+        states = [restored.states] * len(rows)
+        branches = Branches(lm.backbone, restored.kv, states, found[1].hit.matched, 20)
+        return branches.greedy(rows, 6, lambda tokens: len(tokens) == 6)
+
+    together = decode(QUERIES)
+    assert together == [decode(QUERIES[:1])[0], decode(QUERIES[1:])[0]]
+    assert all(len(row) == 6 for row in together)
