@@ -145,10 +145,8 @@ def missing(plan: EvalPlan, records: list[Record]) -> list[Job]:
 
 def _report(plan: EvalPlan, folder: RunFolder, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
     from tailreplay.commands.console import console
-    from tailreplay.evals.report.html import write_html
-    from tailreplay.evals.report.picture import draw
-    from tailreplay.evals.report.table import print_tables
-    from tailreplay.evals.summary import summarise, to_json
+    from tailreplay.evals.report import draw, print_tables, to_json, write_html
+    from tailreplay.evals.summary import summarise
     from tailreplay.evals.tasks.registry import TASKS
 
     # All that the folder holds, also what an earlier call with other tasks or lengths measured.

@@ -1,4 +1,4 @@
-"""What a report knows of a task."""
+"""What a report has to know of a task."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task by name.
+    """A task as reports name and place it.
 
     Attributes
     ----------
     name : str
-        As on the command line.
+        Name in records.
     title : str
-        For headings.
+        Name for people.
     discriminates : bool
-        Whether its score needs the linear layers' states. Retrieval at a clean boundary does not: it passes with zero
-        states, and so says nothing about a replay ratio.
+        Whether scores fall without the linear states. A task that passes even with zero states says nothing about how
+        much of the prefix to replay, so it is reported apart.
+    retrieval : bool
+        Whether the answer stands in the document, so that it must be lost without attention's keys and values.
     """
 
     name: str
     title: str
     discriminates: bool
+    retrieval: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tailreplay.errors import InvalidRequestError
@@ -10,6 +11,8 @@ from tailreplay.modes import Reuse, parse_reuse
 FULL, ZERO, WIPED, EXACT = "full", "zero", "kv-wiped", "exact"
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 _REPLAY = "replay@"
+_RANKS = {FULL: 0, EXACT: 1, ZERO: 3, WIPED: 4}
+_REPLAY_RANK = 2
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,31 @@ def parse_methods(names: list[str], min_tail: int = 0) -> list[Method]:
 
 
 DEFAULT = [f"{_REPLAY}{ratio:g}" for ratio in RATIOS]
+
+
+def ratio_of(method: str) -> float | None:
+    """Return the share of the prefix that `method` replays; None if its name gives none."""
+    return float(method.removeprefix(_REPLAY)) if method.startswith(_REPLAY) else None
+
+
+def is_ablation(method: str) -> bool:
+    """Return whether `method` is there to check the tasks, not to be used."""
+    return method == WIPED
+
+
+def ordered(methods: Iterable[str]) -> tuple[str, ...]:
+    """Return each method once: full, exact, replay from the largest share down, zero, the ablation, others."""
+    return tuple(sorted(set(methods), key=_place))
+
+
+def label(method: str) -> str:
+    """Return the method's name for people."""
+    ratio = ratio_of(method)
+    if ratio is not None:
+        return f"replay {100 * ratio:g}%"
+    return {ZERO: "zero states", WIPED: "KV wiped (ablation)"}.get(method, method)
+
+
+def _place(method: str) -> tuple[int, float, str]:
+    ratio = ratio_of(method)
+    return (_REPLAY_RANK, -ratio, method) if ratio is not None else (_RANKS.get(method, len(_RANKS)), 0.0, method)

@@ -12,7 +12,7 @@ A record::
               "results": {"full": {"score": 1.0, "nll": 0.8, "first_nll": null, "tokens": 5,
                                    "answer": "3"}}}]}]}
 
-``score`` and ``answer`` are null where nothing is generated; ``nll`` is a mean over `tokens` tokens of the reference, in nats.
+``score`` and ``answer`` are null where nothing is generated; ``nll`` is a mean over the reference's `tokens`, in nats.
 """
 
 from __future__ import annotations

@@ -8,24 +8,33 @@ from tailreplay.evals.tasks import lookup, people, prose, running, words
 from tailreplay.evals.tasks.base import Task, Write
 
 
-def _task(name: str, title: str, write: Write, probes: int, discriminates: bool = False) -> Task:
-    return Task(TaskInfo(name, title, discriminates), write, probes)
+def _task(
+    name: str, title: str, write: Write, probes: int, discriminates: bool = False, retrieval: bool = False
+) -> Task:
+    return Task(TaskInfo(name, title, discriminates, retrieval), write, probes)
 
 
 _ALL = (
     _task("prose", "plain text, continued", prose.prose, prose.HITS, discriminates=True),
-    _task("mid_question", "hit inside a question", people.mid_question, people.QUESTIONS, discriminates=True),
+    _task(
+        "mid_question",
+        "hit inside a question",
+        people.mid_question,
+        people.QUESTIONS,
+        discriminates=True,
+        retrieval=True,
+    ),
     _task("count", "running count", running.count, running.COUNT_HITS, discriminates=True),
     _task("slots", "latest of changing values", running.slots, 2 * running.SLOT_HITS, discriminates=True),
     _task("counting_chat", "ten turns, running count", people.counting_chat, people.TURNS, discriminates=True),
     _task("common_words", "common words", words.common_words, words.HITS),
     _task("frequent_words", "frequent words", words.frequent_words, words.HITS),
-    _task("single_needle", "single needle", lookup.single_needle, lookup.SINGLE_HITS),
-    _task("many_needles", "needle among many", lookup.many_needles, lookup.QUESTIONS),
-    _task("many_values", "several values of a key", lookup.many_values, 5),
-    _task("key_value", "long list of keys", lookup.key_value, lookup.QUESTIONS),
-    _task("variables", "variable tracking", lookup.variables, 5),
-    _task("document_qa", "questions about a document", people.document_qa, people.QUESTIONS),
+    _task("single_needle", "single needle", lookup.single_needle, lookup.SINGLE_HITS, retrieval=True),
+    _task("many_needles", "needle among many", lookup.many_needles, lookup.QUESTIONS, retrieval=True),
+    _task("many_values", "several values of a key", lookup.many_values, 5, retrieval=True),
+    _task("key_value", "long list of keys", lookup.key_value, lookup.QUESTIONS, retrieval=True),
+    _task("variables", "variable tracking", lookup.variables, 5, retrieval=True),
+    _task("document_qa", "questions about a document", people.document_qa, people.QUESTIONS, retrieval=True),
     _task("chat", "ten turns about a document", people.chat, people.TURNS),
 )
 TASKS: dict[str, Task] = {task.info.name: task for task in _ALL}
