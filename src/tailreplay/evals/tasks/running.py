@@ -9,20 +9,19 @@ from tailreplay.evals.tasks.base import Draw
 
 COUNT_HITS, SLOT_HITS = 10, 5
 _GAP = 25  # mean tokens of prose between two events
+_EVENT = 12  # tokens that an event takes, at most
 _HIGHEST = 9
 _THINGS = ("door", "light", "engine", "window", "valve", "fan", "gate", "lamp")
 _VALUES = ("red", "blue", "green", "black", "white", "open", "closed", "cold", "warm", "full", "empty", "broken")
 
 
 def count(draw: Draw) -> Document:
-    """A counter that is set, raised and lowered by one; its value is asked for at hits anywhere in the last quarter."""
-    writer, value, since = draw.writer, None, 0
-    hits: list[Hit] = []
-    stops = _stops(writer.limit, COUNT_HITS)
-    prose = _prose(draw)
-    while len(hits) < COUNT_HITS:
-        next(prose)
-        if value is None or draw.rng.random() < 0.12:
+    """A counter that is set, raised and lowered by one; its value is asked for after events of the last third."""
+    writer = draw.writer
+    value, since = -1, 0
+    hits = []
+    for _ in _stretches(draw):
+        if value < 0 or draw.rng.random() < 0.12:
             value = draw.rng.randint(0, _HIGHEST)
             since = writer.add(f" Set to {value}.")
         elif value == 0 or (value < _HIGHEST and draw.rng.random() < 0.5):
@@ -31,45 +30,37 @@ def count(draw: Draw) -> Document:
         else:
             value -= 1
             writer.add(" Take one.")
-        if len(writer.ids) >= stops[len(hits)]:
-            hits.append(Hit(len(writer.ids), (writer.probe("Count:", str(value), since),)))
-    return Document(tuple(writer.ids), tuple(hits))
+        hits.append(Hit(len(writer.ids), (writer.probe("Count:", str(value), since),)))
+    return Document(tuple(writer.ids), _late(draw, hits, COUNT_HITS))
 
 
 def slots(draw: Draw) -> Document:
-    """Things that change over and over; at each hit two of them are asked for."""
+    """Things that change over and over; after some of the last third's changes two of them are asked for."""
     writer = draw.writer
     things = draw.rng.sample(_THINGS, 6)
     now: dict[str, tuple[str, int]] = {}
     hits: list[Hit] = []
-    stops = _stops(writer.limit, SLOT_HITS)
-    prose = _prose(draw)
-    while len(hits) < SLOT_HITS:
-        next(prose)
+    for _ in _stretches(draw):
         thing, value = draw.rng.choice(things), draw.rng.choice(_VALUES)
         now[thing] = value, writer.add(f" Now the {thing} is {value}.")
-        if len(writer.ids) >= stops[len(hits)] and len(now) >= 2:
-            asked = draw.rng.sample(sorted(now), 2)
-            hits.append(Hit(len(writer.ids), tuple(writer.probe(f"Check {one}:", *now[one]) for one in asked)))
-    return Document(tuple(writer.ids), tuple(hits))
+        asked = draw.rng.sample(sorted(now), min(2, len(now)))
+        hits.append(Hit(len(writer.ids), tuple(writer.probe(f"Check {one}:", *now[one]) for one in asked)))
+    return Document(tuple(writer.ids), _late(draw, hits, SLOT_HITS))
 
 
-def _stops(limit: int, hits: int) -> list[int]:
-    """Where hits may come, spread over the last quarter; the last event still fits."""
-    last = limit - 12
-    return [last - 2 * _GAP - (limit // 4) * step // hits for step in reversed(range(hits))]
+def _late(draw: Draw, hits: list[Hit], count: int) -> tuple[Hit, ...]:
+    late = hits[-max(count, len(hits) // 3) :]
+    return tuple(sorted(draw.rng.sample(late, count), key=lambda hit: hit.at))
 
 
-def _prose(draw: Draw) -> Iterator[None]:
-    """Append a stretch of prose at each step."""
+def _stretches(draw: Draw) -> Iterator[None]:
+    """Append stretches of prose, one at each step, while an event still fits after it."""
     writer = draw.writer
     texts = iter(draw.material.filler(draw.rng) * 2)
-    begun = bool(writer.ids)
-    while True:
-        gap = draw.rng.randint(0, 2 * _GAP)
-        while gap > 0 and writer.room > 12:
-            more = writer.encode((" " if begun else "") + next(texts))[: min(gap, writer.room - 12)]
+    while writer.room > _EVENT:
+        gap = min(draw.rng.randint(0, 2 * _GAP), writer.room - _EVENT)
+        while gap > 0:
+            more = writer.encode((" " if writer.ids else "") + next(texts))[:gap]
             writer.ids.extend(more)
             gap -= len(more)
-            begun = True
         yield
