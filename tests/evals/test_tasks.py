@@ -152,9 +152,7 @@ def test_unknown_tasks_are_named() -> None:
 def test_text_of_ones_own(tmp_path) -> None:
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnop", k=6)) for _ in range(1200)]
-    paragraphs = [
-        " ".join(" ".join(rng.choices(words, k=9)).capitalize() + "." for _ in range(4)) for _ in range(400)
-    ]
+    paragraphs = [" ".join(" ".join(rng.choices(words, k=9)).capitalize() + "." for _ in range(4)) for _ in range(400)]
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(paragraphs), encoding="utf-8")
     made = text_file(path)

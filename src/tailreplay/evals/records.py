@@ -13,6 +13,7 @@ A record::
                                    "answer": "3"}}}]}]}
 
 ``score`` and ``answer`` are null where nothing is generated; ``nll`` is a mean over the reference's `tokens`, in nats.
+``answer`` ends with the reference if the model would have written that.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Any
 
+from tailreplay.evals.document import Document
 from tailreplay.evals.plan import EvalPlan
 from tailreplay.evals.records import Record
 
@@ -48,10 +49,15 @@ class Measurer:
         self._asker = Asker(self.lm, methods, parse_bytes(plan.batch_bytes))
         self._talker = Talker(self.lm, methods)
 
+    def document(self, job: Job) -> Document:
+        """Write a document."""
+        name, length, index = job
+        return self._tasks[name].document(length, index, self._plan.seed, self._material, self._encode)
+
     def measure(self, job: Job) -> Record:
         """Write a document, ask everything and return the record."""
         name, length, index = job
-        document = self._tasks[name].document(length, index, self._plan.seed, self._material, self._encode)
+        document = self.document(job)
         hits = self._talker.measure(document) if document.turns else self._asker.measure(document)
         return {"task": name, "length": length, "document": index, "hits": hits}
 
