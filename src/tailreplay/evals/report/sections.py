@@ -136,13 +136,13 @@ def _turns(summary: Summary) -> Section:
         methods = ordered(turn.method for turn in group)
         scores = {(turn.turn, turn.method): plus_minus(turn.score) for turn in group}
         rows = [
-            (str(turn), *(scores.get((turn, method), NOTHING) for method in methods))
+            (str(turn + 1), *(scores.get((turn, method), NOTHING) for method in methods))
             for turn in sorted({turn.turn for turn in group})
         ]
         grids += _grid(title, ("turn", *map(label, methods)), rows)
     return Section(
         "Conversations by turn",
-        "Score at each turn; the first is turn 0.",
+        "Score at each turn: a hit on all before it, answers as the method wrote them included.",
         tuple(grids),
     )
 
