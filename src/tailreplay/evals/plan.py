@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tailreplay.engines.transformers.devices import usable_device
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.errors import InvalidRequestError, UnsupportedModelError
@@ -21,6 +19,7 @@ from tailreplay.loading import load_errors, model_path
 from tailreplay.sizes import parse_bytes
 
 SHORTEST = 1024
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,8 @@ class EvalPlan:
             parse_bytes(size)
         if min(self.lengths) < SHORTEST:
             raise InvalidRequestError(f"A length must be at least {SHORTEST} tokens, got {min(self.lengths)}.")
-        if self.dtype != "auto" and not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise InvalidRequestError(f"'{self.dtype}' is not a dtype: auto, bfloat16, float16 or float32, say.")
+        if self.dtype not in DTYPES:
+            raise InvalidRequestError(f"'{self.dtype}' is not a dtype for models: {', '.join(DTYPES)}.")
         self._check_model()
         usable_device(self.device)
         self.material()
