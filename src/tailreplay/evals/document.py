@@ -144,14 +144,21 @@ class Writer:
         return ends
 
     def turn(self, question: str, answer: str) -> Turn:
-        """Return a turn that asks ``question``, which ends with a colon."""
-        return Turn(tuple(self.encode(question)), (answer,), answer_limit(len(self.encode(" " + answer))))
+        """Return a turn that asks `question`, which ends with a colon."""
+        query, reference = self._split(question, answer)
+        return Turn(query, (answer,), answer_limit(len(reference)))
 
     def probe(self, question: str, answer: str, evidence: int | None, *answers: str) -> Probe:
-        """Return a probe on a line of its own: ``question`` ends with a colon and ``answer`` begins with a space."""
-        return Probe(
-            tuple(self.encode("\n" + question)),
-            tuple(self.encode(" " + answer)),
-            answers or (answer,),
-            evidence,
-        )
+        """Return a probe on a line of its own; `question` ends with a colon."""
+        query, reference = self._split("\n" + question, answer)
+        return Probe(query, reference, answers or (answer,), evidence)
+
+    def _split(self, question: str, answer: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Encode both together and cut where the answer begins.
+
+        Where a tokenizer makes the space before the answer a token of its own, that belongs to the query.
+        """
+        whole = self.encode(f"{question} {answer}")
+        asked = self.encode(question + " ")
+        cut = next((at for at, (a, b) in enumerate(zip(whole, asked, strict=False)) if a != b), len(asked))
+        return tuple(whole[:cut]), tuple(whole[cut:])
