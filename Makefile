@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest test-training demo bench bench-catalog bench-traffic lint setup clean
+.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest test-training demo eval test-retention bench bench-catalog bench-traffic lint setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,10 @@ test-vllm: $(VLLM)/dev.done ## run the vLLM engine's tests on vLLM's CPU build
 test-slow: $(VLLM)/dev.done ## the long tests of the vLLM engine (about 30 minutes on two cores)
 	TAILREPLAY_SOAK=300 $(VLLM)/bin/python -m pytest tests/vllm_live/test_soak.py tests/vllm_slow $(ARGS)
 
+# The same questions through both engines.
+test-retention: $(VLLM)/dev.done ## compare what a hit keeps on vLLM with the transformers engine (about 5 minutes)
+	$(VLLM)/bin/python -m pytest -s tests/vllm_slow/test_retention.py $(ARGS)
+
 # The vLLM release before the newest that is supported, in an environment of its own.
 test-vllm-previous: $(VLLM)-previous/dev.done ## run the vLLM engine's tests on the vLLM release before
 	$(VLLM)-previous/bin/python -c "import vllm; print('vLLM', vllm.__version__)"
@@ -43,6 +47,9 @@ test: $(VENV)/dev.done ## run the tests
 
 demo: $(VENV)/serve.done ## one long document, several questions, every mode side by side
 	@$(BIN)/tailreplay demo $(ARGS)
+
+eval: $(VENV)/serve.done ## what share of quality a hit keeps, on the bundled model (hours; ARGS="--quick": under a minute)
+	@$(BIN)/tailreplay eval $(ARGS)
 
 bench: $(VENV)/serve.done ## the catalog, then time to first token of hits against full prefill (about 15 minutes)
 	$(BIN)/tailreplay bench catalog
