@@ -60,24 +60,28 @@ def call_layer(
     return result
 
 
-def call_model(model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+def call_model(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, cache: DynamicCache, keep: int = 1
+) -> torch.Tensor:
     """Run the model over `ids` after what `cache` holds. Mutates `cache`.
 
     Parameters
     ----------
     ids, positions : torch.Tensor
         Token ids and absolute positions, shape ``(1, n)``, int64.
+    keep : int
+        How many of the last tokens' logits to compute, at least 1.
 
     Returns
     -------
     torch.Tensor
-        Logits of the last token, shape ``(vocabulary,)``.
+        Logits after each of the last `keep` tokens, shape ``(keep, vocabulary)``.
     """
     forward = type(model).forward
     arguments: dict[str, Any] = {cache_argument(forward): cache, "use_cache": True, "position_ids": positions}
     if "logits_to_keep" in _parameters(forward):
-        arguments["logits_to_keep"] = 1
-    logits: torch.Tensor = model(ids, **arguments).logits[0, -1]
+        arguments["logits_to_keep"] = keep
+    logits: torch.Tensor = model(ids, **arguments).logits[0, -keep:]
     return logits
 
 
