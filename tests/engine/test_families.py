@@ -89,6 +89,19 @@ def test_query_logits_after_an_exact_hit_equal_those_of_a_prefill(lm: HybridLM, 
     assert relative(sequence.extend((IDS[:m] + query)[len(sequence.tokens) :]), expected) < TOLERANCE
 
 
+@pytest.mark.parametrize("chunk", [QUERY, 4])
+def test_logits_of_several_tokens_after_a_hit_are_the_librarys(lm: HybridLM, chunk: int) -> None:
+    m = 130
+    prompt = IDS[:m] + random_ids(QUERY, seed=m)
+    with torch.inference_mode():
+        logits = lm.model(torch.tensor([prompt])).logits[0]
+    sequence = hit(lm, prompt, parse_reuse("exact"), common(IDS, prompt))
+    start = len(sequence.tokens)
+    parts = [prompt[at : at + chunk] for at in range(start, len(prompt), chunk)]
+    got = [sequence.extend_last(part, len(part)) for part in parts]
+    assert relative(torch.cat(got), logits[start:]) < TOLERANCE
+
+
 def common(a: list[int], b: list[int]) -> int:
     """Reusable tokens of b after a: one must be left to run."""
     same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -77,20 +77,22 @@ class Backbone:
             twin.layers[layer] = cache.layers[layer].copy(capacity)
         return twin
 
-    def forward(self, ids: list[int], start: int, cache: compat.DynamicCache, sink: Sink | None) -> torch.Tensor:
+    def forward(
+        self, ids: list[int], start: int, cache: compat.DynamicCache, sink: Sink | None, keep: int = 1
+    ) -> torch.Tensor:
         """Run tokens `ids` at positions ``start ..``. Mutates `cache` and appends hiddens to `sink`.
 
         Returns
         -------
         torch.Tensor
-            Logits of the last token, ``(vocabulary,)``.
+            Logits after each of the last `keep` tokens, ``(keep, vocabulary)``.
         """
         tokens = torch.tensor([ids], device=self.device)
         positions = self.positions(start, start + len(ids))
         if sink is None:
-            return compat.call_model(self.model, tokens, positions, cache)
+            return compat.call_model(self.model, tokens, positions, cache, keep)
         with self.taps.into(sink):
-            return compat.call_model(self.model, tokens, positions, cache)
+            return compat.call_model(self.model, tokens, positions, cache, keep)
 
     def positions(self, start: int, stop: int) -> torch.Tensor:
         """Return positions ``start .. stop-1``, shape ``(1, n)``."""

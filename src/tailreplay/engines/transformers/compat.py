@@ -60,20 +60,24 @@ def call_layer(
     return result
 
 
-def call_model(model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+def call_model(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, cache: DynamicCache, keep: int = 1
+) -> torch.Tensor:
     """Run the model over `ids` after what `cache` holds. Mutates `cache`.
 
     Parameters
     ----------
     ids, positions : torch.Tensor
         Token ids and absolute positions, shape ``(1, n)``, int64.
+    keep : int
+        How many of the last tokens' logits to compute, at least 1.
 
     Returns
     -------
     torch.Tensor
-        Logits of the last token, shape ``(vocabulary,)``.
+        Logits after each of the last `keep` tokens, shape ``(keep, vocabulary)``.
     """
-    return batch_logits(model, ids, positions, cache, 1)[0, -1]
+    return batch_logits(model, ids, positions, cache, keep)[0]
 
 
 def batch_logits(

@@ -116,8 +116,13 @@ class Sequence:
         torch.Tensor
             Logits after the last of them, ``(vocabulary,)``.
         """
+        return self.extend_last(ids, 1)[0]
+
+    @torch.inference_mode()
+    def extend_last(self, ids: list[int], keep: int) -> torch.Tensor:
+        """Do what `extend` does and return the logits after each of the last `keep` tokens, ``(keep, vocabulary)``."""
         storing = self._chain is not None and not self._chain.stopped
-        logits = self._backbone.forward(ids, len(self.tokens), self._past, self._pending if storing else None)
+        logits = self._backbone.forward(ids, len(self.tokens), self._past, self._pending if storing else None, keep)
         self.tokens.extend(ids)
         if storing:
             self._seal(len(self.tokens) // self._cache.page_size * self._cache.page_size)
