@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tailreplay import HybridLM, PrefixCache
+from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.results import Timings
 from tailreplay.evals.branches import Branches
 from tailreplay.evals.document import Document, Hit, Probe
@@ -17,6 +18,7 @@ from tests.engine.tiny_models import CONFIGS, random_ids, relative, tiny_model
 TOLERANCE = 1e-4
 IDS = tuple(random_ids(230))
 EXTRA = tuple(random_ids(9, seed=3))
+ZERO = parse_reuse("zero")
 QUERIES = torch.tensor([random_ids(7, seed=5), random_ids(7, seed=6)])
 DOCUMENT = Document(
     IDS,
@@ -55,12 +57,12 @@ def test_each_row_equals_its_request_alone(lm: HybridLM, boundaries: tuple[Prefi
     prefix, found = boundaries
     boundary = found[place]
     methods = [parse_method(name) for name in ("full", "zero", "replay@0.05", "replay@0.5", "replay@1")]
-    restored = [prefix.restore(boundary, method) for method in methods]
-    kv = restored[1].kv
+    restored = [
+        boundary.states if method.reuse is None else prefix.restore(boundary, method.reuse)[0] for method in methods
+    ]
+    kv = prefix.restore(boundary, ZERO)[2]
     rows = [(one, query) for one in range(len(methods)) for query in range(len(QUERIES))]
-    branches = Branches(
-        lm.backbone, kv, [restored[one].states for one, _ in rows], boundary.hit.matched, QUERIES.shape[1] + 1
-    )
+    branches = Branches(lm.backbone, kv, [restored[one] for one, _ in rows], boundary.hit.matched, QUERIES.shape[1] + 1)
     logits = branches.run(torch.stack([QUERIES[query] for _, query in rows]), 1)[:, -1]
     for row, (one, query) in enumerate(rows):
         expected = alone(lm, boundary.ids, QUERIES[query].tolist(), methods[one])
@@ -74,10 +76,10 @@ def test_errors_fall_as_the_tail_grows_and_end_at_nothing(
     boundary = found[-1]
     errors = {}
     for method in parse_methods(DEFAULT):
-        restored = prefix.restore(boundary, method)
-        errors[method.name] = [e for e in state_errors(lm, restored.states, boundary.states) if e is not None]
-    if not errors["full"]:
-        pytest.fail("no layer has a recurrent state") if lm.model.config.model_type != "lfm2" else None
+        states = boundary.states if method.reuse is None else prefix.restore(boundary, method.reuse)[0]
+        errors[method.name] = [e for e in state_errors(lm, states, boundary.states) if e is not None]
+    if lm.model.config.model_type == "lfm2":
+        assert not any(errors.values())  # convolutions alone
         return
     mean = {name: sum(values) / len(values) for name, values in errors.items()}
     assert mean["full"] == 0.0
@@ -88,13 +90,31 @@ def test_errors_fall_as_the_tail_grows_and_end_at_nothing(
 
 def test_rows_decode_greedily_as_one_by_one(lm: HybridLM, boundaries: tuple[Prefix, list[Boundary]]) -> None:
     prefix, found = boundaries
-    restored = prefix.restore(found[1], parse_method("replay@1"))
+    restored, _, kv = prefix.restore(found[1], parse_reuse("exact"))
 
     def decode(rows: torch.Tensor) -> list[list[int]]:
-        states = [restored.states] * len(rows)
-        branches = Branches(lm.backbone, restored.kv, states, found[1].hit.matched, 20)
+        states = [restored] * len(rows)
+        branches = Branches(lm.backbone, kv, states, found[1].hit.matched, 20)
         return branches.greedy(rows, 6, lambda tokens: len(tokens) == 6)
 
     together = decode(QUERIES)
     assert together == [decode(QUERIES[:1])[0], decode(QUERIES[1:])[0]]
     assert all(len(row) == 6 for row in together)
+
+
+def test_without_keys_and_values_the_states_and_positions_stay(
+    lm: HybridLM, boundaries: tuple[Prefix, list[Boundary]]
+) -> None:
+    prefix, found = boundaries
+    boundary = found[1]
+    kv = [(keys[:0], values[:0]) for keys, values in prefix.restore(boundary, ZERO)[2]]
+    m, count = boundary.hit.matched, QUERIES.shape[1]
+    logits = Branches(lm.backbone, kv, [boundary.states] * 2, m, count).run(QUERIES, count)
+    for row in range(2):
+        past = lm.backbone.new_cache(count)
+        compat.copy_states(boundary.states, past)
+        with torch.inference_mode():
+            expected = compat.batch_logits(
+                lm.model, QUERIES[row : row + 1], lm.backbone.positions(m, m + count), past, count
+            )
+        assert relative(logits[row], expected[0]) < TOLERANCE

@@ -52,7 +52,7 @@ def test_a_document_fits_its_length_and_has_its_samples(name: str, length: int) 
     made = document(name, length)
     assert len(made.ids) <= length - RESERVE
     # A conversation leaves room for its turns.
-    assert len(made.ids) > 0.4 * (length - RESERVE)
+    assert len(made.ids) > (0.25 if made.turns else 0.95) * (length - RESERVE)
     assert TASKS[name].probes == len(probes(made)) + len(made.turns)
     for prefix, probe in probes(made):
         assert prefix
@@ -75,12 +75,11 @@ RETRIEVAL = [name for name, task in TASKS.items() if task.info.retrieval and nam
 
 
 @pytest.mark.parametrize("name", RETRIEVAL)
-def test_the_answer_stands_where_the_evidence_ends(name: str) -> None:
+def test_the_answer_stands_where_the_evidence_begins(name: str) -> None:
     for prefix, probe in probes(document(name, 2048)):
-        text = decode(prefix[: probe.evidence + 1])
+        text = decode(prefix[probe.evidence :])
         assert all(answer in text for answer in probe.answers)
-        statement = decode(prefix[max(0, probe.evidence - 30) : probe.evidence + 1])
-        assert probe.answers[-1] in statement or name == "many_values", statement
+        assert probe.answers[0] in decode(prefix[probe.evidence : probe.evidence + 30])
         assert decode(probe.reference).strip() == ", ".join(probe.answers)
 
 
@@ -94,22 +93,24 @@ def test_variables_lead_back_to_their_value() -> None:
                 break
             value = found.group(1)
         assert value == probe.answers[0]
+        assert re.match(rf" VAR \w+ = {value};", decode(prefix[probe.evidence :]))
 
 
 @pytest.mark.parametrize("index", range(5))
 def test_the_count_is_right(index: int) -> None:
     for prefix, probe in probes(document("count", 1024, index)):
         value = None
-        for event in re.findall(r"Set to (\d)\.|(Add|Take) one\.", decode(prefix)):
+        for event in re.findall(r"Set to (\d)|(Add|Take) one", decode(prefix)):
             value = int(event[0]) if event[0] else value + (1 if event[1] == "Add" else -1)
         assert probe.answers == (str(value),)
-        assert decode(prefix[: probe.evidence + 1]).endswith(".")
+        assert decode(prefix[probe.evidence :]).startswith(" Set to ")
+        assert decode(prefix[probe.evidence + 1 :]).count("Set to") == 0
 
 
 def test_things_have_the_value_they_had_last() -> None:
     for prefix, probe in probes(document("slots", 1024)):
         thing = re.search(r"Check (\w+):", decode(probe.query)).group(1)
-        assert re.findall(rf"Now the {thing} is (\w+)\.", decode(prefix))[-1] == probe.answers[0]
+        assert re.findall(rf"Now the {thing} is (\w+)", decode(prefix))[-1] == probe.answers[0]
 
 
 @pytest.mark.parametrize("name", ["common_words", "frequent_words"])

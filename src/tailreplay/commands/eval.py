@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tailreplay.evals.plan import EvalPlan
     from tailreplay.evals.records import Record, RunFolder
-    from tailreplay.evals.workers import Job
+    from tailreplay.evals.workers import Job, Measurer
 
 QUICK_METHODS = ["replay@0.05", "replay@0.25", "replay@1"]
 LENGTHS = [1024, 2048, 4096, 8192]
@@ -64,12 +64,19 @@ def run(arguments: argparse.Namespace) -> int:
     from tailreplay.evals.records import RunFolder
     from tailreplay.evals.workers import Measurer
 
-    own = Measurer(plan)
-    settings = plan.settings(own.lm.fingerprint)
+    own: Measurer | None = Measurer(plan)
+    assert own is not None
+    settings = plan.settings(own.lm.fingerprint, str(own.lm.model.dtype).removeprefix("torch."))
     folder = RunFolder(out, settings)
-    workers = arguments.workers or default_workers(plan.device, plan.model)
-    _measure(plan, folder, workers, own)
-    _report(plan, folder, settings, arguments)
+    jobs = missing(plan, folder.records())
+    workers = min(arguments.workers or default_workers(plan.device, plan.model), len(jobs))
+    if workers > 1:
+        own = None  # each worker has a model of its own
+    _measure(plan, jobs, folder, workers, own)
+    try:
+        _report(folder, settings, arguments)
+    except OSError as error:
+        raise InvalidRequestError(f"The report cannot be written to '{out}': {error}.") from error
     return 0
 
 
@@ -111,15 +118,12 @@ def _make(out: Path) -> None:
         raise InvalidRequestError(f"The folder '{out}' cannot be written: {error}.") from error
 
 
-def _measure(plan: EvalPlan, folder: RunFolder, workers: int, own: Any) -> None:
+def _measure(plan: EvalPlan, jobs: list[Job], folder: RunFolder, workers: int, own: Measurer | None) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from tailreplay.evals.workers import measured
 
-    jobs = missing(plan, folder.records())
-    if not jobs:
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
         bar = progress.add_task("documents", total=len(jobs))
@@ -143,14 +147,15 @@ def missing(plan: EvalPlan, records: list[Record]) -> list[Job]:
     ]
 
 
-def _report(plan: EvalPlan, folder: RunFolder, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _report(folder: RunFolder, settings: dict[str, Any], arguments: argparse.Namespace) -> None:
     from tailreplay.commands.console import console
     from tailreplay.evals.report import draw, print_tables, to_json, write_html
     from tailreplay.evals.summary import summarise
     from tailreplay.evals.tasks.registry import TASKS
 
     # All that the folder holds, also what an earlier call with other tasks or lengths measured.
-    summary = summarise(folder.records(), {name: task.info for name, task in TASKS.items()})
+    records = [record for record in folder.records() if record["task"] in TASKS]
+    summary = summarise(records, {name: task.info for name, task in TASKS.items()})
     picture, page, data = (folder.path / name for name in ("retention.png", "report.html", "summary.json"))
     draw(summary, picture)
     write_html(summary, settings, picture.read_bytes(), page)

@@ -15,7 +15,7 @@ from tailreplay.evals.statistics import Draws, Estimate, difference, estimate, g
 
 @dataclass(frozen=True)
 class Split:
-    """Scores of the probes whose last needed fact lies inside the tail, or of those where it lies before it.
+    """Scores of the probes whose needed facts lie inside the tail, or of those where one lies before it.
 
     Attributes
     ----------

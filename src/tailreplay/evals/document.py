@@ -22,7 +22,8 @@ class Probe:
     answers : tuple of str
         What a generated answer must contain, each; empty if nothing is generated.
     evidence : int or None
-        Index of the last prefix token that the answer depends on, for accuracy inside and outside the tail.
+        Index of the first prefix token of the earliest fact that the answer depends on: the answer is inside a tail if
+        that is.
     """
 
     query: tuple[int, ...]
@@ -89,16 +90,27 @@ class Writer:
     Attributes
     ----------
     encode : callable
-        Text to token ids, without special tokens. Each piece is encoded by itself, so pieces begin where a tokenizer cuts
-        anyway: at a space or a line's end.
+        Text to token ids, without special tokens. Each piece is encoded by itself, so pieces begin with a space, where
+        tokenizers cut anyway.
     limit : int
         Longest document, in tokens.
+    head : tuple of int
+        What the model's prompts begin with, if anything.
     """
 
     encode: Encode
     rng: random.Random
     limit: int
-    ids: list[int] = field(default_factory=list)
+    head: tuple[int, ...] = ()
+    ids: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.head)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing has been written."""
+        return len(self.ids) == len(self.head)
 
     @property
     def room(self) -> int:
@@ -106,17 +118,29 @@ class Writer:
         return self.limit - len(self.ids)
 
     def add(self, text: str) -> int:
-        """Append `text`, cut at the limit; returns the index of its last token. Mutates self."""
+        """Append `text`, cut at the limit; returns the index of its first token. Mutates self."""
+        start = len(self.ids)
         self.ids.extend(self.encode(text)[: self.room])
-        return len(self.ids) - 1
+        return start
+
+    def fill(self, text: str, most: int) -> int:
+        """Append at most so many tokens of a sentence, after a space unless it is the first; returns their number."""
+        more = self.encode(text if self.fresh else " " + text)[:most]
+        self.ids.extend(more)
+        return len(more)
 
     def scatter(self, facts: list[str], filler: Iterable[str], ordered: bool = False) -> list[int]:
-        """Append filler (as much as it has) up to the limit, with `facts` at random places in it. Mutates self.
+        """Append filler up to the limit, with `facts` at random places in it. Mutates self.
+
+        Parameters
+        ----------
+        filler : iterable of str
+            Sentences, without an end.
 
         Returns
         -------
         list of int
-            Index of each fact's last token.
+            Index of each fact's first token.
         """
         pieces = [self.encode(" " + fact) for fact in facts]
         room = self.room - sum(map(len, pieces))
@@ -127,30 +151,30 @@ class Writer:
         if ordered:
             order = list(range(len(facts)))
         places.sort()
-        ends = [0] * len(facts)
-        start, facts_added, filled = len(self.ids), 0, 0
+        starts = [0] * len(facts)
+        facts_added, filled = 0, 0
         texts = iter(filler)
         while facts_added < len(facts) or filled < room:
             if facts_added < len(facts) and filled >= places[facts_added]:
                 fact = order[facts_added]
+                starts[fact] = len(self.ids)
                 self.ids.extend(pieces[fact])
-                ends[fact] = len(self.ids) - 1
                 facts_added += 1
                 continue
-            text = next(texts)
-            more = self.encode(text if len(self.ids) == start else " " + text)[: room - filled]
-            self.ids.extend(more)
-            filled += len(more)
-        return ends
+            filled += self.fill(next(texts), room - filled)
+        return starts
 
     def turn(self, question: str, answer: str) -> Turn:
-        """Return a turn that asks `question`, which ends with a colon."""
+        """Return a turn that asks `question`, which begins with a new line and ends with a colon."""
         query, reference = self._split(question, answer)
         return Turn(query, (answer,), answer_limit(len(reference)))
 
-    def probe(self, question: str, answer: str, evidence: int | None, *answers: str) -> Probe:
-        """Return a probe on a line of its own; `question` ends with a colon."""
-        query, reference = self._split("\n" + question, answer)
+    def probe(self, question: str, answer: str, evidence: int | None, *answers: str, before: str = "") -> Probe:
+        """Return a probe on a line of its own; `question` ends with a colon.
+
+        `before` ends the line before it: tokenizers join a full stop and a line's end, so both belong to the query.
+        """
+        query, reference = self._split(f"{before}\n{question}", answer)
         return Probe(query, reference, answers or (answer,), evidence)
 
     def _split(self, question: str, answer: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -6,6 +6,8 @@ import hashlib
 import random
 import re
 from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 from tailreplay.errors import InvalidRequestError
@@ -36,6 +38,7 @@ class Material:
         self.name = name
         self.paragraphs = paragraphs
         joined = "\n".join(paragraphs)
+        self.characters = len(joined)
         if len(joined) < FEWEST_CHARACTERS:
             raise InvalidRequestError(
                 f"{name} has {len(joined)} characters of prose; the evaluation needs {FEWEST_CHARACTERS} or more."
@@ -49,15 +52,15 @@ class Material:
         if len(self.words) < 300 or len(self.sentences) < 100:
             raise InvalidRequestError(f"{name} is no English prose: too few different words or sentences.")
 
-    def passage(self, rng: random.Random) -> list[str]:
-        """Return all paragraphs, from a random one on and round again."""
+    def passage(self, rng: random.Random) -> Iterator[str]:
+        """Yield paragraphs from a random one on, round and round."""
         first = rng.randrange(len(self.paragraphs))
-        return self.paragraphs[first:] + self.paragraphs[:first]
+        return cycle(self.paragraphs[first:] + self.paragraphs[:first])
 
-    def filler(self, rng: random.Random) -> list[str]:
-        """Return all sentences, from a random one on and round again."""
+    def filler(self, rng: random.Random) -> Iterator[str]:
+        """Yield sentences from a random one on, round and round."""
         first = rng.randrange(len(self.sentences))
-        return self.sentences[first:] + self.sentences[:first]
+        return cycle(self.sentences[first:] + self.sentences[:first])
 
 
 def python_topics() -> Material:

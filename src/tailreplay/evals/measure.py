@@ -11,13 +11,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tailreplay.engines.transformers import HybridLM
+from tailreplay.engines.transformers import HybridLM, compat
 from tailreplay.engines.transformers.generation import end_tokens
 from tailreplay.evals.branches import Branches, KeysValues
 from tailreplay.evals.document import Document, Probe
 from tailreplay.evals.methods import Method
-from tailreplay.evals.prefix import Boundary, Prefix, Restored, state_errors
+from tailreplay.evals.prefix import Boundary, Prefix, state_errors
 
+WORST = 100.0
+"""Most nats that one token counts as."""
 FIRST = 8
 """Tokens of a continuation that are reported beside the whole."""
 
@@ -54,8 +56,7 @@ class Asker:
         return [self._hit(prefix, boundary) for boundary in prefix.boundaries()]
 
     def _hit(self, prefix: Prefix, boundary: Boundary) -> dict[str, Any]:
-        restored = {method.name: prefix.restore(boundary, method) for method in self.methods}
-        kv = next(one.kv for one in restored.values() if one.kv)
+        restored, tails, kv = self._restored(prefix, boundary)
         probes = boundary.hit.probes
         results: list[dict[str, Any]] = [{} for _ in probes]
         for wiped in (False, True):
@@ -67,9 +68,9 @@ class Asker:
         return {
             "matched": boundary.hit.matched,
             "turn": None,
-            "tails": {method.name: restored[method.name].tail for method in self.methods if method.reuse},
+            "tails": tails,
             "state_error": {
-                method.name: state_errors(self.lm, restored[method.name].states, boundary.states)
+                method.name: state_errors(self.lm, restored[method.name], boundary.states)
                 for method in self.methods
                 if method.reuse
             },
@@ -78,13 +79,31 @@ class Asker:
             ],
         }
 
+    def _restored(
+        self, prefix: Prefix, boundary: Boundary
+    ) -> tuple[dict[str, compat.DynamicCache], dict[str, int], KeysValues]:
+        """States and tails by method, and the keys and values, which are the same bytes for all: one copy is kept."""
+        states, tails, kv = {}, {}, None
+        for method in self.methods:
+            if method.reuse is None:
+                states[method.name] = boundary.states
+                continue
+            states[method.name], tails[method.name], loaded = prefix.restore(boundary, method.reuse)
+            kv = kv or loaded
+        assert kv is not None, "zero is always among the methods"
+        return states, tails, kv
+
     def _batches(self, methods: list[str], probes: tuple[Probe, ...], matched: int) -> Iterator[list[Row]]:
         """Rows of equal lengths, as many as there is room for: recurrent layers know no padding."""
         together: dict[tuple[int, int], list[Row]] = defaultdict(list)
         for index, probe in enumerate(probes):
             together[len(probe.query), len(probe.reference)] += [Row(method, index) for method in methods]
-        most = max(1, self._batch_bytes // max(1, matched * self.lm.backbone.layout.kv_bytes_per_token))
-        for rows in together.values():
+        backbone = self.lm.backbone
+        held = matched * backbone.layout.kv_bytes_per_token + int(backbone.costs.state_bytes)
+        for (_, reference), rows in together.items():
+            # Logits are there in the model's dtype and in float32.
+            logits = 6 * backbone.config.vocab_size * (reference + 1)
+            most = max(1, self._batch_bytes // (held + logits))
             for start in range(0, len(rows), most):
                 yield rows[start : start + most]
 
@@ -93,7 +112,7 @@ class Asker:
         rows: list[Row],
         probes: tuple[Probe, ...],
         boundary: Boundary,
-        restored: dict[str, Restored],
+        restored: dict[str, compat.DynamicCache],
         kv: KeysValues,
     ) -> list[dict[str, Any]]:
         """Score rows: the reference's NLL, then a greedy answer where that does not already follow from it."""
@@ -103,15 +122,19 @@ class Asker:
         count = reference.shape[1]
 
         def branches(chosen: list[int], room: int) -> Branches:
-            states = [restored[rows[index].method].states for index in chosen]
+            states = [restored[rows[index].method] for index in chosen]
             return Branches(self.lm.backbone, kv, states, boundary.hit.matched, room)
 
         everyone = list(range(len(rows)))
-        read = torch.cat([query, reference[:, :-1]], 1)
-        logits = branches(everyone, read.shape[1]).run(read, count).cpu()
-        nll = F.cross_entropy(logits.transpose(1, 2), reference, reduction="none")
-        # Where the reference is the likeliest at each of its tokens, greedy decoding would write it.
-        right = (logits.argmax(-1) == reference).all(1).tolist()
+        read = torch.cat([query, reference], 1)
+        logits = branches(everyone, read.shape[1]).run(read, count + 1)
+        nll = F.cross_entropy(logits[:, :-1].transpose(1, 2), reference.to(logits.device), reduction="none").cpu()
+        likeliest = logits.argmax(-1).cpu()
+        # Where the reference and then its end are the likeliest at each token, greedy decoding would write them.
+        right = [
+            self._ends_word(following) and tuple(written) == probe.reference
+            for probe, (*written, following) in zip(asked, likeliest.tolist(), strict=True)
+        ]
         answers = [self._text(probe.reference) for probe in asked]
         wrong = [index for index in everyone if asked[index].answers and not right[index]]
         if wrong:
@@ -125,6 +148,9 @@ class Asker:
         found = branches.greedy(query, longest, ended(self._text, self._ends))
         return [self._text(tokens) for tokens in found]
 
+    def _ends_word(self, token: int) -> bool:
+        return token in self._ends or re.match(r"\w", self._text([token])) is None
+
     def _text(self, tokens: Sequence[int]) -> str:
         text: str = self.lm.tokenizer.decode([token for token in tokens if token not in self._ends])
         return text
@@ -132,6 +158,8 @@ class Asker:
 
 def _result(probe: Probe, answer: str, losses: torch.Tensor) -> dict[str, Any]:
     generated = bool(probe.answers)
+    # A method that breaks the model is to be seen in the means, not left out of them.
+    losses = losses.nan_to_num(nan=WORST, posinf=WORST).clamp(max=WORST)
     return {
         "score": contained(probe.answers, answer) if generated else None,
         "nll": round(float(losses.mean()), 5),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.errors import InvalidRequestError, UnsupportedModelError
 from tailreplay.evals.material import Material, python_topics, text_file
 from tailreplay.evals.methods import Method, parse_methods
-from tailreplay.evals.tasks.base import RESERVE, Task
+from tailreplay.evals.tasks.base import VERSION, Task
 from tailreplay.evals.tasks.registry import tasks_named
 from tailreplay.loading import load_errors, model_path
 from tailreplay.sizes import parse_bytes
 
 SHORTEST = 1024
+CHARACTERS = 4  # of text a token, so that a document does not repeat itself
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
@@ -98,7 +100,12 @@ class EvalPlan:
             raise InvalidRequestError(f"'{self.dtype}' is not a dtype for models: {', '.join(DTYPES)}.")
         self._check_model()
         usable_device(self.device)
-        self.material()
+        material = self.material()
+        if material.characters < CHARACTERS * max(self.lengths):
+            raise InvalidRequestError(
+                f"{material.name} has {material.characters} characters, too few for documents of "
+                f"{max(self.lengths)} tokens: give a longer text with --text."
+            )
 
     def _check_model(self) -> None:
         from transformers import AutoConfig
@@ -116,29 +123,28 @@ class EvalPlan:
                 f"'{self.model}' takes {longest} tokens at most, got a length of {max(self.lengths)}."
             )
 
-    def settings(self, fingerprint: str) -> dict[str, Any]:
+    def settings(self, fingerprint: str, dtype: str) -> dict[str, Any]:
         """Return what the numbers depend on: records of other settings must not be mixed with these.
 
         Parameters
         ----------
-        fingerprint : str
+        fingerprint, dtype : str
             Of the model's weights.
         """
+        material = self.material()
         return {
             "model": self.model,
             "weights": fingerprint[:16],
+            "dtype": dtype,
+            "device": usable_device(self.device).type,
+            "versions": {name: version(name) for name in ("tailreplay", "torch", "transformers")},
+            "tasks_version": VERSION,
             "methods": [method.name for method in self.chosen_methods()],
             "min_tail": self.min_tail,
             "seed": self.seed,
-            "dtype": self.dtype,
-            "text": self.material().name,
-            "text_digest": self.material().digest,
-            "reserve": RESERVE,
+            "text": material.name,
+            "text_digest": material.digest,
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data."""
-        return asdict(self)
 
 
 def default_workers(device: str | None, model: str) -> int:

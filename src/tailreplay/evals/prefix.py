@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,9 +14,11 @@ from tailreplay.engines.transformers.sequence import Sequence
 from tailreplay.errors import CacheConfigError
 from tailreplay.evals.branches import KeysValues
 from tailreplay.evals.document import Document, Hit
-from tailreplay.evals.methods import Method
 from tailreplay.keys import Namespace
-from tailreplay.modes import parse_reuse
+from tailreplay.modes import Reuse, parse_reuse
+
+WORST = 1000.0
+"""Greatest state error that is told apart from others."""
 
 
 @dataclass
@@ -25,15 +28,6 @@ class Boundary:
     hit: Hit
     ids: list[int]
     states: compat.DynamicCache
-
-
-@dataclass
-class Restored:
-    """What a method has after a hit: states, the keys and values of the prefix, and the longest tail it replayed."""
-
-    states: compat.DynamicCache
-    kv: KeysValues
-    tail: int
 
 
 class Prefix:
@@ -72,8 +66,17 @@ class Prefix:
         return found
 
     @torch.inference_mode()
-    def restore(self, boundary: Boundary, method: Method) -> Restored:
-        """Look the boundary's prefix up and rebuild the states by `method`.
+    def restore(self, boundary: Boundary, reuse: Reuse) -> tuple[compat.DynamicCache, int, KeysValues]:
+        """Look the boundary's prefix up and rebuild the states.
+
+        Returns
+        -------
+        states : DynamicCache
+            Without keys and values.
+        tail : int
+            Tokens replayed, of the group that replayed most.
+        kv : list of (keys, values)
+            Of each attention layer, ``(m, kv_heads, head_dim)``.
 
         Raises
         ------
@@ -81,23 +84,15 @@ class Prefix:
             If the cache is too small for the document.
         """
         lm = self._lm
-        if method.reuse is None:
-            # The true states; attention's keys and values are stored unchanged, so a hit with any method has them.
-            none: KeysValues = []
-            return Restored(boundary.states, none, boundary.hit.matched)
         with lm.lock:
             # One token must be left to run: a lookup never matches the last one.
             ids = [*boundary.ids, boundary.hit.probes[0].query[0]]
-            sequence, plan = lm.begin(ids, method.reuse, self._namespace, len(boundary.ids), False, Timings())
+            sequence, plan = lm.begin(ids, reuse, self._namespace, len(boundary.ids), False, Timings())
             sequence.wait_loaded()
             lm.cache.release(plan)
-        if plan.matched != len(boundary.ids):
-            raise CacheConfigError(
-                f"The cache holds {plan.matched} of a document's {len(boundary.ids)} tokens "
-                f"({plan.miss_reason or plan.stop}): give it more with --host-bytes."
-            )
+        whole_hit(plan.matched, len(boundary.ids), plan.miss_reason or plan.stop)
         kv = [entry.rows(0, plan.matched) for entry in lm.backbone.kv(sequence.past)]
-        return Restored(sequence.past, kv, max(plan.tails, default=0))
+        return self._snapshot(sequence), max(plan.tails, default=0), kv
 
     def _extend(self, sequence: Sequence, ids: list[int]) -> None:
         chunk = self._lm.prefill_chunk
@@ -109,6 +104,22 @@ class Prefix:
         states = compat.new_cache(self._lm.backbone.config)
         compat.copy_states(sequence.past, states)
         return states
+
+
+def whole_hit(matched: int, expected: int, reason: str) -> None:
+    """Refuse a hit that is shorter than it has to be: it would be measured as something else.
+
+    Raises
+    ------
+    CacheConfigError
+        If it is.
+    """
+    if matched >= expected:
+        return
+    found = f"A hit found {matched} of {expected} tokens in the cache ({reason})"
+    if reason == "load_failed":
+        raise CacheConfigError(f"{found}: loading them failed, perhaps for lack of memory.")
+    raise CacheConfigError(f"{found}: give it more room with --host-bytes.")
 
 
 def state_errors(lm: HybridLM, states: compat.DynamicCache, true: compat.DynamicCache) -> list[float | None]:
@@ -130,4 +141,5 @@ def _error(state: torch.Tensor | None, true: torch.Tensor | None) -> float | Non
     norm = float(true.float().norm())
     if norm == 0.0:
         return None
-    return 1.0 if state is None else float((state.float() - true.float()).norm()) / norm
+    error = 1.0 if state is None else float((state.float() - true.float()).norm()) / norm
+    return min(error, WORST) if math.isfinite(error) else WORST

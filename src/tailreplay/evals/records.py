@@ -8,7 +8,7 @@ A record::
          "tails": {"replay@0.05": 44},                    # tokens replayed (longest tail), by method
          "state_error": {"replay@0.05": [0.2, 0.05]},     # relative, by linear layer
          "probes": [
-             {"evidence": 790,      # last token that the answer depends on
+             {"evidence": 790,      # first token of the earliest fact that the answer depends on
               "results": {"full": {"score": 1.0, "nll": 0.8, "first_nll": null, "tokens": 5,
                                    "answer": "3"}}}]}]}
 
@@ -25,7 +25,6 @@ from typing import Any
 from tailreplay.errors import InvalidRequestError
 
 Record = dict[str, Any]
-Cell = tuple[str, int]
 
 
 class RunFolder:
@@ -51,22 +50,24 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if known.exists():
-                _check_same(path, json.loads(known.read_text(encoding="utf-8")), settings)
+                _check_same(path, dict(json.loads(known.read_text(encoding="utf-8"))), settings)
             else:
-                known.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+                fresh = known.with_suffix(".new")
+                fresh.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+                fresh.replace(known)
             self._file.touch()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise InvalidRequestError(f"The folder '{path}' cannot be used for this run: {error}.", "out") from error
 
     def records(self) -> list[Record]:
         """Return what has been measured; a line that a crash cut off is left out, and will be measured again."""
         found: dict[tuple[str, int, int], Record] = {}
-        for line in self._file.read_text(encoding="utf-8").splitlines():
+        for line in self._file.read_bytes().splitlines():
             try:
                 record = json.loads(line)
-            except ValueError:
+                found[record["task"], record["length"], record["document"]] = record
+            except (ValueError, TypeError, KeyError):
                 continue
-            found[record["task"], record["length"], record["document"]] = record
         return list(found.values())
 
     def append(self, record: Record) -> None:
@@ -75,7 +76,9 @@ class RunFolder:
             # Unbuffered: one write a record, so that two runs may share a folder.
             with self._file.open("a+b", buffering=0) as file:
                 broken = b"\n" if file.tell() and not _ends_line(file) else b""
-                file.write(broken + json.dumps(record).encode() + b"\n")
+                line = broken + json.dumps(record).encode() + b"\n"
+                if file.write(line) != len(line):
+                    raise OSError("the disk is full")
         except OSError as error:
             raise InvalidRequestError(f"The records in '{self.path}' cannot be written: {error}.", "out") from error
 

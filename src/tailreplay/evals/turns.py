@@ -9,6 +9,7 @@ from tailreplay.engines.transformers.generation import Generation
 from tailreplay.evals.document import Document
 from tailreplay.evals.measure import contained, first_line
 from tailreplay.evals.methods import Method
+from tailreplay.evals.prefix import whole_hit
 from tailreplay.modes import parse_reuse
 
 
@@ -54,14 +55,19 @@ class Talker:
         if method.reuse:
             # The document has been read before, exactly. Each method has pages of its own, as its own turns follow.
             lm.generate(ids, max_new_tokens=1, replay="off", salt=method.name)
-        found = []
+        found, cut_off = [], False
         for turn in document.turns:
+            # The last token of an answer that was cut off was never computed.
+            known = len(ids) - cut_off
             ids += turn.query
             sampling = lm.sampling(max_new_tokens=turn.longest, temperature=0.0, stop=["\n"])
             # Not through `generate`, which never stores what follows zero states: here the next turn is to hit it.
             result = Generation(lm, ids, reuse, namespace, sampling, bool(method.reuse), None).finish()
+            if method.reuse:
+                whole_hit(result.reuse.matched, known, result.reuse.miss_reason or result.reuse.stop)
             score = contained(turn.answers, result.text)
             found.append((score, first_line(result.text), result.reuse.matched, result.reuse.replayed))
             # The last token ended the line, or the answer.
-            ids += result.tokens[:-1] if result.finish_reason == "stop" else result.tokens
+            cut_off = result.finish_reason != "stop"
+            ids += result.tokens if cut_off else result.tokens[:-1]
         return found

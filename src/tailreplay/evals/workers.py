@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+from tailreplay.errors import TailReplayError
 from tailreplay.evals.document import Document
 from tailreplay.evals.plan import EvalPlan
 from tailreplay.evals.records import Record
@@ -48,11 +51,12 @@ class Measurer:
         self._tasks = {task.info.name: task for task in plan.chosen_tasks()}
         self._asker = Asker(self.lm, methods, parse_bytes(plan.batch_bytes))
         self._talker = Talker(self.lm, methods)
+        self._head = tuple(self.lm.tokenizer.encode(""))  # what the tokenizer puts before every prompt, if anything
 
     def document(self, job: Job) -> Document:
         """Write a document."""
         name, length, index = job
-        return self._tasks[name].document(length, index, self._plan.seed, self._material, self._encode)
+        return self._tasks[name].document(length, index, self._plan.seed, self._material, self._encode, self._head)
 
     def measure(self, job: Job) -> Record:
         """Write a document, ask everything and return the record."""
@@ -66,7 +70,7 @@ class Measurer:
         return ids
 
 
-def measured(plan: EvalPlan, jobs: list[Job], workers: int, own: Measurer) -> Iterator[Record]:
+def measured(plan: EvalPlan, jobs: list[Job], workers: int, own: Measurer | None) -> Iterator[Record]:
     """Yield records as they are ready.
 
     Parameters
@@ -74,30 +78,42 @@ def measured(plan: EvalPlan, jobs: list[Job], workers: int, own: Measurer) -> It
     jobs : list
         In the order in which they begin.
     workers : int
-        Processes; with 1 everything runs in this one, on `own`.
+        Processes, if there is no `own`.
+    own : Measurer, optional
+        Runs everything in this process.
+
+    Raises
+    ------
+    TailReplayError
+        If a process dies. What was measured before has been yielded.
     """
-    if workers == 1 or len(jobs) == 1:
-        for job in jobs:
-            yield own.measure(job)
+    if own is not None:
+        yield from map(own.measure, jobs)
         return
     context = multiprocessing.get_context("spawn")
     threads = max(1, (os.cpu_count() or 1) // workers)
     with ProcessPoolExecutor(workers, context, _begin, (plan, threads)) as pool:
-        yield from _collected(pool.submit, jobs, 2 * workers)
+        yield from collected(pool.submit, jobs, 2 * workers)
 
 
-def _collected(submit: Callable[..., Future[Record]], jobs: list[Job], ahead: int) -> Iterator[Record]:
+def collected(submit: Callable[..., Future[Record]], jobs: list[Job], ahead: int) -> Iterator[Record]:
     """Keep a few jobs waiting, not all of them: stopping is quick then."""
     waiting = iter(jobs)
     running = {submit(_measure, job) for job, _ in zip(waiting, range(ahead), strict=False)}
     try:
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
+            # Those that ended well first: a process that died takes nobody else's work with it.
+            for future in sorted(done, key=lambda future: future.exception() is not None):
+                result = future.result()
                 job = next(waiting, None)
                 if job is not None:
                     running.add(submit(_measure, job))
-                yield future.result()
+                yield result
+    except BrokenProcessPool as error:
+        raise TailReplayError(
+            "A worker process died, perhaps for lack of memory: what was measured is kept, go on with fewer --workers."
+        ) from error
     finally:
         for future in running:
             future.cancel()
@@ -108,6 +124,8 @@ _worker: Measurer | None = None
 
 def _begin(plan: EvalPlan, threads: int) -> None:
     global _worker
+    # Ctrl-C ends a worker at once, not after the documents that wait for it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     _worker = Measurer(plan, threads)
 
 

@@ -103,7 +103,7 @@ def _tails(summary: Summary) -> Section:
     ]
     return Section(
         "Facts inside and before the replayed tail",
-        "Score of probes whose last needed fact is replayed, and of those where it is not; in brackets what full prefill "
+        "Score of probes all of whose needed facts are replayed, and of the others; in brackets what full prefill "
         "scores at the same probes.",
         tuple(grids),
     )

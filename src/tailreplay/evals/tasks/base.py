@@ -12,6 +12,8 @@ from tailreplay.evals.material import Material
 
 RESERVE = 160
 """Tokens of a length that are kept for question and answer: a document of length L has at most L - 160 tokens."""
+VERSION = 1
+"""Of all generators together: another one writes other documents from the same seeds."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,11 @@ class Task:
     write: Write
     probes: int
 
-    def document(self, length: int, index: int, seed: int, material: Material, encode: Encode) -> Document:
-        """Return the `index`-th document of `length` tokens, its questions included."""
+    def document(
+        self, length: int, index: int, seed: int, material: Material, encode: Encode, head: tuple[int, ...] = ()
+    ) -> Document:
+        """Return the `index`-th document of `length` tokens, its questions and answers included."""
         rng = random.Random(f"{seed}/{self.info.name}/{length}/{index}")
-        document = self.write(Draw(rng, material, Writer(encode, rng, length - RESERVE)))
+        document = self.write(Draw(rng, material, Writer(encode, rng, length - RESERVE, head)))
         assert len(document.ids) <= length - RESERVE
         return document

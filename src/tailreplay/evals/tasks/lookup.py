@@ -16,10 +16,10 @@ def single_needle(draw: Draw) -> Document:
     whole = writer.limit
     filler = draw.material.filler(draw.rng)
     writer.limit = whole // 2
-    (end,) = writer.scatter([_NEEDLE.format(key=key, value=value)], filler)
+    (start,) = writer.scatter([_NEEDLE.format(key=key, value=value)], filler)
     writer.limit = whole
-    writer.scatter([], reversed(filler))
-    probe = writer.probe(_ASK.format(key=key), value, end)
+    writer.scatter([], filler)
+    probe = writer.probe(_ASK.format(key=key), value, start)
     stops = sorted(draw.rng.sample(range(whole // 2, whole + 1), SINGLE_HITS))
     return Document(tuple(writer.ids), tuple(Hit(stop, (probe,)) for stop in stops))
 
@@ -29,10 +29,10 @@ def many_needles(draw: Draw) -> Document:
     count = max(QUESTIONS, min(60, draw.writer.limit // 40))
     facts = {key: draw.digits(5) for key in draw.names(count)}
     statements = [_NEEDLE.format(key=key, value=value) for key, value in facts.items()]
-    ends = draw.writer.scatter(statements, draw.material.filler(draw.rng))
+    starts = draw.writer.scatter(statements, draw.material.filler(draw.rng))
     probes = [
-        draw.writer.probe(_ASK.format(key=key), value, end)
-        for (key, value), end in zip(facts.items(), ends, strict=True)
+        draw.writer.probe(_ASK.format(key=key), value, start)
+        for (key, value), start in zip(facts.items(), starts, strict=True)
     ]
     return _asked_at_end(draw, probes[:QUESTIONS])
 
@@ -43,29 +43,33 @@ def many_values(draw: Draw) -> Document:
     facts = [(key, draw.digits(4)) for key in draw.names(count) for _ in range(3)]
     draw.rng.shuffle(facts)
     statements = [f"One of the special magic numbers for {key} is: {value}." for key, value in facts]
-    ends = draw.writer.scatter(statements, draw.material.filler(draw.rng), ordered=True)
+    starts = draw.writer.scatter(statements, draw.material.filler(draw.rng), ordered=True)
     probes = []
     for key in dict.fromkeys(key for key, _ in facts):
         values = [value for other, value in facts if other == key]
-        last = max(end for end, (other, _) in zip(ends, facts, strict=True) if other == key)
+        first = min(start for start, (other, _) in zip(starts, facts, strict=True) if other == key)
         question = f"Question: What are all the special magic numbers for {key}?\nAnswer:"
-        probes.append(draw.writer.probe(question, ", ".join(values), last, *values))
+        probes.append(draw.writer.probe(question, ", ".join(values), first, *values))
     return _asked_at_end(draw, probes[:5])
 
 
 def key_value(draw: Draw) -> Document:
-    """Keys and values throughout the document: far more than recurrent states can hold."""
-    writer = draw.writer
-    spare = len(writer.encode(" elsewhere: 1234;"))
-    entries: list[tuple[str, str, int]] = []
-    names = draw.names(min(600, writer.limit // spare))
-    for name in names:
-        if writer.room < 2 * spare:
-            break
-        value = draw.digits(4)
-        entries.append((name, value, writer.add(f"{' ' if entries else ''}{name}: {value};")))
-    probes = [writer.probe(f"Get {name}:", value, end) for name, value, end in draw.rng.sample(entries, QUESTIONS)]
-    return _asked_at_end(draw, probes)
+    """Keys and values throughout the document, as many as there are words for: far more than states can hold."""
+    writer, end = draw.writer, " and so on"
+    each = len(writer.encode(" elsewhere: 1234;"))
+    closing = len(writer.encode(end))
+    names = draw.names(min(len(draw.material.words), (writer.limit - closing) // (each + 1)))
+    values = [draw.digits(4) for _ in names]
+    entries = [f"{name}: {value};" for name, value in zip(names, values, strict=True)]
+    while sum(len(writer.encode(" " + entry)) for entry in entries) > writer.limit - closing:
+        entries.pop()
+    writer.limit -= closing
+    starts = writer.scatter(entries, draw.material.filler(draw.rng))
+    writer.limit += closing
+    # Not at a semicolon, which tokenizers join with the line's end.
+    writer.add(end)
+    asked = draw.rng.sample(range(len(entries)), QUESTIONS)
+    return _asked_at_end(draw, [writer.probe(f"Get {names[one]}:", values[one], starts[one]) for one in asked])
 
 
 def variables(draw: Draw) -> Document:
@@ -87,12 +91,14 @@ def variables(draw: Draw) -> Document:
     draw.rng.shuffle(order)
     queues = {chain: [text for owner, text in statements if owner == chain] for chain in range(chains)}
     mixed = [queues[chain].pop(0) for chain in order]
-    ends = draw.writer.scatter(mixed, draw.material.filler(draw.rng), ordered=True)
-    where = {text.split()[1]: end for text, end in zip(mixed, ends, strict=True)}
+    starts = draw.writer.scatter(mixed, draw.material.filler(draw.rng), ordered=True)
+    where = {text.split()[1]: start for text, start in zip(mixed, starts, strict=True)}
     draw.rng.shuffle(probes)
-    return _asked_at_end(
-        draw, [draw.writer.probe(f"Print VAR {name}:", value, where[name]) for name, value in probes[:5]]
-    )
+    asked = [
+        draw.writer.probe(f"Print VAR {name}:", value, where[names[names.index(name) // size * size]])
+        for name, value in probes[:5]
+    ]
+    return _asked_at_end(draw, asked)
 
 
 def _asked_at_end(draw: Draw, probes: list[Probe]) -> Document:

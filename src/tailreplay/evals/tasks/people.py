@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailreplay.evals.document import Document, Hit
 from tailreplay.evals.tasks.base import Draw
@@ -53,10 +53,10 @@ _MAKERS: tuple[_Make, ...] = (
 
 def document_qa(draw: Draw) -> Document:
     """Ten questions about a document, each a hit of its own."""
-    facts, ends = _written(draw)
+    facts, starts = _written(draw)
     probes = [
-        draw.writer.probe(f"Question: {fact.question}\nAnswer:", fact.answer, end)
-        for fact, end in zip(facts, ends, strict=True)
+        draw.writer.probe(f"Question: {fact.question}\nAnswer:", fact.answer, start)
+        for fact, start in zip(facts, starts, strict=True)
     ]
     ids = tuple(draw.writer.ids)
     return Document(ids, (Hit(len(ids), tuple(draw.rng.sample(probes, QUESTIONS))),))
@@ -67,18 +67,13 @@ def mid_question(draw: Draw) -> Document:
 
     So does a repeated prompt, a regenerated answer, or a prefix that is matched to its last token but one.
     """
-    facts, ends = _written(draw)
+    facts, starts = _written(draw)
     ids = tuple(draw.writer.ids)
     hits = []
     for index in draw.rng.sample(range(len(facts)), QUESTIONS):
         probe = draw.writer.probe(f"Question: {facts[index].question}\nAnswer:", facts[index].answer, None)
-        hits.append(
-            Hit(
-                len(ids),
-                (type(probe)(probe.query[-2:], probe.reference, probe.answers, ends[index]),),
-                extra=probe.query[:-2],
-            )
-        )
+        left = replace(probe, query=probe.query[-2:], evidence=starts[index])
+        hits.append(Hit(len(ids), (left,), extra=probe.query[:-2]))
     return Document(ids, tuple(hits))
 
 
@@ -94,18 +89,18 @@ def counting_chat(draw: Draw) -> Document:
     """A conversation of ten turns in which a count goes on: each turn changes it and asks for it."""
     writer, rng = draw.writer, draw.rng
     value = rng.randint(3, 6)
-    texts = iter(draw.material.filler(rng) * 4)
-    start = writer.encode(f" Set to {value}.")
-    stop = writer.limit - TURNS * 50 - len(start)
-    while len(writer.ids) < stop:
-        writer.ids.extend(writer.encode((" " if writer.ids else "") + next(texts))[: stop - len(writer.ids)])
-    writer.ids.extend(start)
+    texts = draw.material.filler(rng)
+    begin = writer.encode(f" Set to {value}.")
+    room = writer.limit - TURNS * 60 - len(begin) - len(writer.ids)
+    while room > 0:
+        room -= writer.fill(next(texts), room)
+    writer.ids.extend(begin)
     turns = []
     for _ in range(TURNS):
         up = value == 0 or (value < 9 and rng.random() < 0.5)
         value += 1 if up else -1
         step = " Add one." if up else " Take one."
-        turns.append(writer.turn(" ".join(next(texts).split()[:15]) + step + "\nCount:", str(value)))
+        turns.append(writer.turn("\n" + " ".join(next(texts).split()[:15]) + step + "\nCount:", str(value)))
     return Document(tuple(writer.ids), turns=tuple(turns))
 
 

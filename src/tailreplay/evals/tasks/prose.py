@@ -12,9 +12,9 @@ CONTINUATION = 128
 
 def prose(draw: Draw) -> Document:
     """Hits at random tokens of the last quarter; the text itself is the right continuation, and nothing is generated."""
-    ids: list[int] = []
+    ids = list(draw.writer.head)
     limit = draw.writer.limit
-    for paragraph in draw.material.passage(draw.rng) * 4:
+    for paragraph in draw.material.passage(draw.rng):
         ids += draw.writer.encode(paragraph + "\n")
         if len(ids) >= limit + RESERVE:
             break

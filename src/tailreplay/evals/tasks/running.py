@@ -23,14 +23,15 @@ def count(draw: Draw) -> Document:
     for _ in _stretches(draw):
         if value < 0 or draw.rng.random() < 0.12:
             value = draw.rng.randint(0, _HIGHEST)
-            since = writer.add(f" Set to {value}.")
+            since = writer.add(f" Set to {value}")
         elif value == 0 or (value < _HIGHEST and draw.rng.random() < 0.5):
             value += 1
-            writer.add(" Add one.")
+            writer.add(" Add one")
         else:
             value -= 1
-            writer.add(" Take one.")
-        hits.append(Hit(len(writer.ids), (writer.probe("Count:", str(value), since),)))
+            writer.add(" Take one")
+        hits.append(Hit(len(writer.ids), (writer.probe("Count:", str(value), since, before="."),)))
+        writer.add(".")
     return Document(tuple(writer.ids), _late(draw, hits, COUNT_HITS))
 
 
@@ -42,9 +43,11 @@ def slots(draw: Draw) -> Document:
     hits: list[Hit] = []
     for _ in _stretches(draw):
         thing, value = draw.rng.choice(things), draw.rng.choice(_VALUES)
-        now[thing] = value, writer.add(f" Now the {thing} is {value}.")
+        now[thing] = value, writer.add(f" Now the {thing} is {value}")
         asked = draw.rng.sample(sorted(now), min(2, len(now)))
-        hits.append(Hit(len(writer.ids), tuple(writer.probe(f"Check {one}:", *now[one]) for one in asked)))
+        probes = tuple(writer.probe(f"Check {one}:", *now[one], before=".") for one in asked)
+        hits.append(Hit(len(writer.ids), probes))
+        writer.add(".")
     return Document(tuple(writer.ids), _late(draw, hits, SLOT_HITS))
 
 
@@ -56,11 +59,9 @@ def _late(draw: Draw, hits: list[Hit], count: int) -> tuple[Hit, ...]:
 def _stretches(draw: Draw) -> Iterator[None]:
     """Append stretches of prose, one at each step, while an event still fits after it."""
     writer = draw.writer
-    texts = iter(draw.material.filler(draw.rng) * 2)
+    texts = draw.material.filler(draw.rng)
     while writer.room > _EVENT:
         gap = min(draw.rng.randint(0, 2 * _GAP), writer.room - _EVENT)
         while gap > 0:
-            more = writer.encode((" " if writer.ids else "") + next(texts))[:gap]
-            writer.ids.extend(more)
-            gap -= len(more)
+            gap -= writer.fill(next(texts), gap)
         yield
