@@ -40,8 +40,8 @@ def one_sentence(text: str) -> str:
 def test_inspect_prints_bytes_and_limits_of_the_bundled_model(tailreplay: Run) -> None:
     report = json.loads(tailreplay("inspect", "--json", "--lengths", "1000", "4000", "--ratio", "0.1")[0])
     assert report["kv_bytes_per_token"] == 1024
-    assert report["hidden_bytes_per_token"] == 512
-    assert [group["source"] for group in report["groups"]] == ["embedding", "layer 3"]
+    assert report["hidden_bytes_per_token"] == 3 * 384
+    assert [group["source"] for group in report["groups"]] == ["embedding", "layer 2", "layer 5", "layer 8"]
     short, long = report["lengths"]
     assert (short["replayed"], long["replayed"]) == (100, 400)
     assert 1 < short["limit"] < long["limit"]

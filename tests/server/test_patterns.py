@@ -30,7 +30,7 @@ def test_identical_prompt_hits_from_the_second_time_on(caller: Caller, tokenizer
 
 
 def test_system_prompt_shorter_than_a_page(caller: Caller) -> None:
-    system = {"role": "system", "content": filler(4, 2)}
+    system = {"role": "system", "content": filler(4, 3)}
     length = len(caller.tokenizer.encode(system["content"]))
     assert 32 <= length < 64
     cached = [caller.chat([system, {"role": "user", "content": f"{n}? Say it."}]).cached for n in (1, 2, 3)]
