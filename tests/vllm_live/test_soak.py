@@ -24,7 +24,7 @@ DOCUMENTS = 12
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Blocks for about three running requests, and a store of a few documents."""
     settings = {"host_bytes": "12MiB", "min_match": 16}
-    running = Server(tmp_path_factory.mktemp("small") / "log", settings, "--num-gpu-blocks-override", "28")
+    running = Server(tmp_path_factory.mktemp("small") / "log", settings, "--num-gpu-blocks-override", "38")
     yield running
     running.close()
 

@@ -44,7 +44,7 @@ class Traffic:
 @pytest.fixture(scope="module")
 def engine(slow_model: Path) -> Iterator[Engine]:
     """Blocks for about four requests that run, and a store of two hundred pages."""
-    arguments = {"num_gpu_blocks_override": 40, "max_num_seqs": AT_ONCE, "max_num_batched_tokens": 1024}
+    arguments = {"num_gpu_blocks_override": 56, "max_num_seqs": AT_ONCE, "max_num_batched_tokens": 1024}
     running = Engine(slow_model, arguments, host_bytes="56MiB", min_match=16, max_replay_tokens_per_step=700)
     yield running
     running.close()
