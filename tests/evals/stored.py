@@ -1,7 +1,7 @@
-"""Makes `scores.json`: what the bundled model scored in a whole run.
+"""Makes `scores.json`: what the bundled model scored on the first documents of a run.
 
 tailreplay eval --lengths 1024 --out out/eval/bundled
-python -m tests.evals.stored out/eval/bundled/summary.json
+python -m tests.evals.stored out/eval/bundled
 """
 
 from __future__ import annotations
@@ -11,17 +11,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tailreplay.evals.plan import EvalPlan
+from tailreplay.evals.records import Record
+from tailreplay.evals.report import to_json
+from tailreplay.evals.summary import summarise
+from tailreplay.evals.tasks.registry import TASKS
+
 STORED = Path(__file__).with_name("scores.json")
-LENGTH = 1024
+LENGTH, SAMPLES = 1024, 30
 METHODS = ("full", "zero", "replay@0.05", "replay@1")
 NUMBERS = ("score", "nll_over_full", "first_nll_over_full")
+
+
+def plan() -> EvalPlan:
+    """The run that the test makes."""
+    replays = tuple(method for method in METHODS if method.startswith("replay"))
+    return EvalPlan("bundled", tuple(TASKS), replays, (LENGTH,), samples=SAMPLES)
 
 
 def of_summary(summary: dict[str, Any]) -> dict[str, dict[str, dict[str, list[float]]]]:
     """Return value, low and high of each number by task and method."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for cell in summary["cells"]:
-        if cell["length"] != LENGTH or cell["method"] not in METHODS:
+        if cell["method"] not in METHODS:
             continue
         numbers = {
             name: [round(cell[name + end], 4) for end in ("", "_low", "_high")]
@@ -32,6 +44,14 @@ def of_summary(summary: dict[str, Any]) -> dict[str, dict[str, dict[str, list[fl
     return found
 
 
+def first_documents(records: list[Record]) -> list[Record]:
+    """Return those records of a longer run that the test's run has."""
+    counts = {task.info.name: count for task, _, count in plan().cells()}
+    return [one for one in records if one["length"] == LENGTH and one["document"] < counts[one["task"]]]
+
+
 if __name__ == "__main__":
-    whole = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    lines = (Path(sys.argv[1]) / "records.jsonl").read_text(encoding="utf-8").splitlines()
+    chosen = first_documents([json.loads(line) for line in lines])
+    whole = to_json(summarise(chosen, {name: task.info for name, task in TASKS.items()}), {})
     STORED.write_text(json.dumps(of_summary(whole), indent=1) + "\n", encoding="utf-8")

@@ -37,7 +37,9 @@ def test_each_request_leaves_one_line(server: Server, http: httpx.Client) -> Non
     http.post("/v1/completions", json={"prompt": "One two three.", "max_tokens": 1, "cache_salt": "line"})
     (line,) = server.log.read_text().splitlines()[before:]
     assert re.search(
-        r"\d+ prompt tokens, none from the cache \(unseen_prefix\); first token after \d+ ms( and \d+ ms in the queue)?; 1 tokens", line
+        r"\d+ prompt tokens, none from the cache \(unseen_prefix\); "
+        r"first token after \d+ ms( and \d+ ms in the queue)?; 1 tokens",
+        line,
     )
 
 

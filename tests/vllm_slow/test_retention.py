@@ -15,6 +15,8 @@ from tailreplay.evals.plan import EvalPlan
 from tailreplay.evals.workers import Measurer
 from tests.vllm_live.conftest import BUNDLED, Engine
 
+pytestmark = pytest.mark.timeout(1800)
+
 TASKS = ("mid_question", "count", "slots")
 LENGTH, DOCUMENTS = 1024, 7  # ten questions each: 210 samples
 METHODS = ("full", "zero", "replay@0.05", "replay@1")
