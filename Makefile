@@ -71,9 +71,9 @@ test-training: $(VENV)/dev.done ## run the tests of training/ (about a minute)
 	$(BIN)/python -m pytest tests/training $(ARGS)
 
 # The newest transformers in an environment of its own: engine and server tests must pass there too.
-test-hf-latest: .venv-hf-latest/dev.done ## run the engine and server tests on the newest transformers
+test-hf-latest: .venv-hf-latest/dev.done ## run the engine, server and evaluation row tests on the newest transformers
 	.venv-hf-latest/bin/python -c "import transformers; print('transformers', transformers.__version__)"
-	.venv-hf-latest/bin/python -m pytest tests/engine tests/server $(ARGS)
+	.venv-hf-latest/bin/python -m pytest tests/engine tests/server tests/evals/test_branches.py $(ARGS)
 
 setup: $(VENV)/dev.done ## make the development environment and stop
 
