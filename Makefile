@@ -34,7 +34,7 @@ test-slow: $(VLLM)/dev.done ## the long tests of the vLLM engine (about 30 minut
 	TAILREPLAY_SOAK=300 $(VLLM)/bin/python -m pytest tests/vllm_live/test_soak.py tests/vllm_slow $(ARGS)
 
 # The same questions through both engines.
-test-retention: $(VLLM)/dev.done ## compare what a hit keeps on vLLM with the transformers engine (about 5 minutes)
+test-retention: $(VLLM)/dev.done ## compare what a hit keeps on vLLM with the transformers engine (about 7 minutes)
 	$(VLLM)/bin/python -m pytest -s tests/vllm_slow/test_retention.py $(ARGS)
 
 # The vLLM release before the newest that is supported, in an environment of its own.

@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
         description="Ask the same questions after a full prefill and after hits with each method, and compare the answers.",
     )
     parser.add_argument("model", nargs="?", default="bundled", help="hub id, folder, or 'bundled'")
-    parser.add_argument("--tasks", nargs="+", help="some of the tasks (default: all)")
+    parser.add_argument("--tasks", nargs="+", help="some of the tasks (default: all; a wrong name lists them)")
     parser.add_argument(
         "--methods",
         nargs="+",
@@ -35,17 +35,21 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--samples", type=int, help="questions a cell, at least (default: 500)")
     parser.add_argument("--quick", action="store_true", help="a few samples of everything at 1,024 tokens")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--min-tail", type=int, default=0, help="shortest tail (the paper has none; servers take 64)")
     parser.add_argument("--text", help="a text file with prose instead of Python's help topics")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16, float16 or float32")
     parser.add_argument("--device", help="cpu, cuda, …")
     parser.add_argument("--workers", type=int, help="processes (default: a core each for the bundled model, else 1)")
-    parser.add_argument("--host-bytes", default="4GiB", help="room for one document's pages")
+    parser.add_argument("--host-bytes", default="4GiB", help="room for one document's pages (default: %(default)s)")
     parser.add_argument(
         "--batch-bytes", default="512MiB", help="room for keys and values of questions that run together"
     )
-    parser.add_argument("--out", type=Path, help="folder of records and report; a run goes on where it stopped")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of records and report (default: out/eval/MODEL); a run goes on where it stopped",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
 
