@@ -50,13 +50,13 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if known.exists():
-                _check_same(path, dict(json.loads(known.read_text(encoding="utf-8"))), settings)
+                _check_same(path, json.loads(known.read_text(encoding="utf-8")), settings)
             else:
                 fresh = known.with_suffix(".new")
                 fresh.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
                 fresh.replace(known)
             self._file.touch()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise InvalidRequestError(f"The folder '{path}' cannot be used for this run: {error}.", "out") from error
 
     def records(self) -> list[Record]:
@@ -88,7 +88,9 @@ def _ends_line(file: Any) -> bool:
     return bool(file.read(1) == b"\n")
 
 
-def _check_same(path: Path, known: dict[str, Any], settings: dict[str, Any]) -> None:
+def _check_same(path: Path, known: Any, settings: dict[str, Any]) -> None:
+    if not isinstance(known, dict):
+        raise ValueError("its settings are damaged")
     different = [name for name in {*known, *settings} if known.get(name) != settings.get(name)]
     if different:
         raise InvalidRequestError(
