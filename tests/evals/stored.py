@@ -1,4 +1,4 @@
-"""Makes `scores.json`: what the bundled model scored on the first documents of a run.
+"""Makes `scores.json`: what the bundled model scored in a longer run.
 
 tailreplay eval --lengths 1024 --out out/eval/bundled
 python -m tests.evals.stored out/eval/bundled
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tailreplay.evals.plan import EvalPlan
-from tailreplay.evals.records import Record
 from tailreplay.evals.report import to_json
 from tailreplay.evals.summary import summarise
 from tailreplay.evals.tasks.registry import TASKS
@@ -44,14 +43,8 @@ def of_summary(summary: dict[str, Any]) -> dict[str, dict[str, dict[str, list[fl
     return found
 
 
-def first_documents(records: list[Record]) -> list[Record]:
-    """Return those records of a longer run that the test's run has."""
-    counts = {task.info.name: count for task, _, count in plan().cells()}
-    return [one for one in records if one["length"] == LENGTH and one["document"] < counts[one["task"]]]
-
-
 if __name__ == "__main__":
     lines = (Path(sys.argv[1]) / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    chosen = first_documents([json.loads(line) for line in lines])
+    chosen = [record for record in map(json.loads, lines) if record["length"] == LENGTH]
     whole = to_json(summarise(chosen, {name: task.info for name, task in TASKS.items()}), {})
     STORED.write_text(json.dumps(of_summary(whole), indent=1) + "\n", encoding="utf-8")

@@ -28,12 +28,13 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_each_cell_is_within_its_stored_interval(summary: dict[str, Any], task: str, method: str) -> None:
     stored = json.loads(STORED.read_text(encoding="utf-8"))[task][method]
     found = of_summary(summary)[task][method]
-    assert set(found) == set(stored)
     assert found
-    for name, (value, _, _) in found.items():
-        _, low, high = stored[name]
-        # The same documents: what differs is the order in which sums are added up.
-        assert low - SLACK <= value <= high + SLACK, name
+    assert set(found) == set(stored)
+    for name, (value, low, high) in found.items():
+        # Other versions of Python have other help topics, so the documents differ. Three that agree give an interval
+        # without width, hence the slack.
+        assert low <= stored[name][2] + SLACK, (name, value)
+        assert stored[name][1] - SLACK <= high, (name, value)
 
 
 def test_replaying_everything_is_full_prefill(summary: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tailreplay.engines.transformers.describe import text_config
 from tailreplay.engines.transformers.devices import usable_device
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.errors import InvalidRequestError, UnsupportedModelError
@@ -16,7 +17,6 @@ from tailreplay.evals.material import Material, python_topics, text_file
 from tailreplay.evals.methods import Method, parse_methods
 from tailreplay.evals.tasks.base import VERSION, Task
 from tailreplay.evals.tasks.registry import tasks_named
-from tailreplay.loading import load_errors, model_path
 from tailreplay.sizes import parse_bytes
 
 SHORTEST = 1024
@@ -108,15 +108,9 @@ class EvalPlan:
             )
 
     def _check_model(self) -> None:
-        from transformers import AutoConfig
-
-        path = model_path(self.model)
-        with load_errors(self.model):
-            config = AutoConfig.from_pretrained(path).get_text_config(decoder=True)
+        config = text_config(self.model)
         if not family_of(config).topology(config).is_hybrid:
-            raise UnsupportedModelError(
-                f"'{self.model}' has no linear layers: every hit is exact, and nothing is to be measured."
-            )
+            raise UnsupportedModelError(f"'{self.model}' has no linear layers: every hit is exact.")
         longest = getattr(config, "max_position_embeddings", None)
         if longest is not None and max(self.lengths) > longest:
             raise InvalidRequestError(

@@ -6,11 +6,25 @@ import os
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.loading import load_errors, model_path
+
+
+def text_config(model: str | os.PathLike[str], **kwargs: Any) -> PretrainedConfig:
+    """Return the text config of "bundled", a folder or a hub id, checked to be of a supported family.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If it cannot be loaded, or the model not replayed.
+    """
+    with load_errors(model):
+        config = AutoConfig.from_pretrained(model_path(model), **kwargs).get_text_config(decoder=True)
+    family_of(config)
+    return config
 
 
 def describe(model: str | os.PathLike[str], dtype: torch.dtype | None = None, **kwargs: Any) -> Backbone:
