@@ -19,7 +19,8 @@ from tailreplay.evals.tasks.registry import TASKS
 STORED = Path(__file__).with_name("scores.json")
 LENGTH, SAMPLES = 1024, 30
 METHODS = ("full", "zero", "replay@0.05", "replay@1")
-NUMBERS = ("score", "nll_over_full", "first_nll_over_full")
+LOSSES = ("nll_over_full", "first_nll_over_full")
+"""Of the task that has no score."""
 
 
 def plan() -> EvalPlan:
@@ -36,7 +37,7 @@ def of_summary(summary: dict[str, Any]) -> dict[str, dict[str, dict[str, list[fl
             continue
         numbers = {
             name: [round(cell[name + end], 4) for end in ("", "_low", "_high")]
-            for name in NUMBERS
+            for name in (LOSSES if cell["score"] is None else ("score",))
             if cell[f"{name}_low"] is not None
         }
         found.setdefault(cell["task"], {})[cell["method"]] = numbers
