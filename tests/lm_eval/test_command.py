@@ -64,6 +64,8 @@ def report(tmp_path_factory: pytest.TempPathFactory, managers: list[TaskManager]
         patch.setattr("rich.console.Console.print", lambda _, table: shown.append(table))
         patch.setattr(loading, "TaskManager", recorded)
         how = [
+            "--dtype",
+            "float32",
             "--method",
             "full",
             "zero",
