@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, help="processes (default: a core each for the bundled model, else 1)")
     parser.add_argument("--host-bytes", default="4GiB", help="room for one document's pages (default: %(default)s)")
     parser.add_argument(
-        "--batch-bytes", default="512MiB", help="room for keys and values of questions that run together"
+        "--batch-bytes", default="512MiB", help="room for questions that run together (default: %(default)s)"
     )
     parser.add_argument(
         "--out",
@@ -68,14 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     from tailreplay.evals.records import RunFolder
     from tailreplay.evals.workers import Measurer
 
-    own: Measurer | None = Measurer(plan)
-    assert own is not None
-    settings = plan.settings(own.lm.fingerprint, str(own.lm.model.dtype).removeprefix("torch."))
+    measurer = Measurer(plan)
+    settings = plan.settings(measurer.lm.fingerprint, str(measurer.lm.model.dtype).removeprefix("torch."))
     folder = RunFolder(out, settings)
     jobs = missing(plan, folder.records())
     workers = min(arguments.workers or default_workers(plan.device, plan.model), len(jobs))
-    if workers > 1:
-        own = None  # each worker has a model of its own
+    own = measurer if workers <= 1 else None
+    del measurer  # workers have models of their own: this one would only take memory
     _measure(plan, jobs, folder, workers, own)
     try:
         _report(folder, settings, arguments)

@@ -41,7 +41,7 @@ class Asker:
         With a tokenizer.
     methods : list of Method
     batch_bytes : int
-        Room for keys and values of the rows that run together.
+        Room for the rows that run together: keys, values, states and logits.
     """
 
     def __init__(self, lm: HybridLM, methods: list[Method], batch_bytes: int = 512 * 2**20) -> None:

@@ -21,10 +21,7 @@ def text_config(model: str | os.PathLike[str], **kwargs: Any) -> PretrainedConfi
     UnsupportedModelError
         If it cannot be loaded, or the model not replayed.
     """
-    with load_errors(model):
-        config = AutoConfig.from_pretrained(model_path(model), **kwargs).get_text_config(decoder=True)
-    family_of(config)
-    return config
+    return _checked(model, **kwargs).get_text_config(decoder=True)
 
 
 def describe(model: str | os.PathLike[str], dtype: torch.dtype | None = None, **kwargs: Any) -> Backbone:
@@ -42,10 +39,8 @@ def describe(model: str | os.PathLike[str], dtype: torch.dtype | None = None, **
     UnsupportedModelError
         If the model cannot be loaded or replayed.
     """
-    with load_errors(model):
-        config = AutoConfig.from_pretrained(model_path(model), **kwargs)
+    config = _checked(model, **kwargs)
     text = config.get_text_config(decoder=True)
-    family_of(text)  # refuse before anything is built
     chosen = dtype or getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(config, dtype=chosen)
@@ -53,3 +48,11 @@ def describe(model: str | os.PathLike[str], dtype: torch.dtype | None = None, **
         # The default, a grouped matrix product, has no meta kernel for float32.
         skeleton.set_experts_implementation("batched_mm")
     return Backbone(skeleton.eval())
+
+
+def _checked(model: str | os.PathLike[str], **kwargs: Any) -> PretrainedConfig:
+    """Read a config, and refuse a family that cannot be replayed before anything is built."""
+    with load_errors(model):
+        config = AutoConfig.from_pretrained(model_path(model), **kwargs)
+    family_of(config.get_text_config(decoder=True))
+    return config
