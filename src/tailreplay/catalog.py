@@ -6,17 +6,21 @@ by eviction. Every slot belongs to one page or is free, so the byte limit holds 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from tailreplay.decisions import Admission, Match
 from tailreplay.errors import CacheConfigError
 from tailreplay.events import PageEvents
-from tailreplay.eviction import LeastRecentlyUsed
+from tailreplay.eviction import LeastRecentlyUsed, Policy
 from tailreplay.keys import TOKEN_BYTES, Namespace, page_key
+from tailreplay.matching import longest_match
 from tailreplay.page import Page, root_page
 from tailreplay.provenance import Provenance
+from tailreplay.quotas import Quotas
+from tailreplay.room import Room
 from tailreplay.sizes import format_bytes
-from tailreplay.slots import SlotPool
+from tailreplay.slots import divide
 
 
 class Catalog:
@@ -29,17 +33,37 @@ class Catalog:
     limit_bytes : int
         Hard limit of the store.
     page_bytes : int
-        Bytes of one page's slot.
+        Bytes of one page, its hiddens included.
     events : PageEvents, optional
         Is told what comes and goes.
+    hidden_bytes : int
+        Bytes of one page's hiddens.
+    hidden_share : float
+        In (0, 1]: for how many of the pages there is room for hiddens. Below 1 more pages fit, and the hiddens that no
+        recent plan has read go first: a later hit there takes a shorter tail or a shorter match.
+    policy : Policy, optional
+        Which page goes first when room is needed; the least recently used if not given.
+    quotas : Quotas, optional
+        Limits and reserved shares by tenant.
 
     Raises
     ------
     CacheConfigError
-        If the page size is not a positive multiple of 16 or the limit is smaller than one page.
+        If the page size is not a positive multiple of 16, the limit is smaller than one page, or reserved shares exceed it.
     """
 
-    def __init__(self, page_size: int, limit_bytes: int, page_bytes: int, events: PageEvents | None = None) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        limit_bytes: int,
+        page_bytes: int,
+        events: PageEvents | None = None,
+        *,
+        hidden_bytes: int = 0,
+        hidden_share: float = 1.0,
+        policy: Policy | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
         check_page_size(page_size)
         if limit_bytes < page_bytes:
             raise CacheConfigError(
@@ -47,14 +71,21 @@ class Catalog:
                 f"({format_bytes(page_bytes)}): raise the limit or lower the page size."
             )
         self.page_size = page_size
-        self.page_bytes = page_bytes
-        self.slots = limit_bytes // page_bytes
-        self.evictions = 0
+        self.slots, self.hidden_slots = divide(limit_bytes, page_bytes - hidden_bytes, hidden_bytes, hidden_share)
+        self.quotas = quotas if quotas is not None else Quotas()
+        self.quotas.check(limit_bytes)
         self._events = events
         self._pages: dict[bytes, Page] = {}
         self._roots: dict[bytes, Page] = {}
-        self._free = SlotPool(self.slots)
-        self._lru = LeastRecentlyUsed()
+        self._room = Room(
+            self.slots,
+            self.hidden_slots,
+            page_bytes - hidden_bytes,
+            hidden_bytes,
+            policy if policy is not None else LeastRecentlyUsed(),
+            self.quotas,
+            self._remove,
+        )
         self._tick = 0
         self._pinned = 0
         self._order = 0
@@ -75,39 +106,25 @@ class Catalog:
         exact_only : bool
             Stop at the first page whose provenance is not exact.
         """
-        node = self._roots.get(namespace.digest)
-        if node is None or limit <= 0:
+        root = self._roots.get(namespace.digest)
+        if root is None or limit <= 0:
             return Match(0, (), "end" if limit <= 0 else "unseen")
-        digest, pages, step = namespace.digest, self._pages, self.page_size * TOKEN_BYTES
-        path: list[Page] = []
-        at = 0
-        while at + step <= len(ids):
-            part = ids[at : at + step]
-            page = pages.get(page_key(node.key, digest, part))
-            # The ids are compared again, so that a hash collision can never serve another prompt's page.
-            if page is None or not page.ready or page.ids != part or (exact_only and not page.provenance.is_exact):
-                break
-            path.append(page)
-            node, at = page, at + step
-        tokens = at // TOKEN_BYTES
-        stop = "end"
-        if tokens < limit:
-            rest = ids[at : at + step]
-            last, common = node.longest_child(rest, exact_only)
-            if last is not None:
-                path.append(last)
-                tokens += common
-            if tokens < limit:
-                stop = _why_no_more(node, rest, common, exact_only)
-        tokens = min(tokens, limit)
-        return Match(tokens, tuple(path[: -(-tokens // self.page_size)]), stop)
+        return longest_match(root, self._pages, self.page_size, ids, limit, exact_only)
 
-    def pin(self, pages: Iterable[Page]) -> None:
-        """Protect `pages` from eviction and mark them as just used."""
+    def pin(self, pages: Iterable[Page], tail: int = 0) -> None:
+        """Protect `pages` from eviction and mark them as just used.
+
+        Parameters
+        ----------
+        tail : int
+            Position of the first token whose hiddens are needed.
+        """
         # One tick will do: a parent outlives its children whatever its tick.
         self._tick += 1
         for page in pages:
             page.last_used = self._tick
+            if page.start + page.tokens > tail:
+                page.hidden_used = self._tick
             self._pinned += not page.pins and not page.is_root
             page.pins += 1
 
@@ -125,13 +142,21 @@ class Catalog:
         """Return the root of `namespace`, made if need be. Pin it before the next call."""
         root = self._roots.get(namespace.digest)
         if root is None:
-            root = self._roots[namespace.digest] = root_page(namespace.digest, self._next_order())
+            root = root_page(namespace.digest, self._next_order(), namespace.tenant)
+            self._roots[namespace.digest] = root
         return root
 
-    def admit(self, parent: Page, namespace: Namespace, ids: bytes, provenance: Provenance) -> Admission:
+    def admit(
+        self, parent: Page, namespace: Namespace, ids: bytes, provenance: Provenance, hidden: bool = True
+    ) -> Admission:
         """Make room for the page that holds `ids` after `parent`, evicting if need be.
 
         The page is pinned, and a new one cannot be matched until `commit`. `parent` must be pinned.
+
+        Parameters
+        ----------
+        hidden : bool
+            Whether there are hiddens to store. There may be no room for them even so: see `Page.has_hidden` of the fill.
         """
         assert parent.pins > 0, "pin the parent first"
         assert 0 < len(ids) <= self.page_size * TOKEN_BYTES
@@ -139,13 +164,14 @@ class Catalog:
         key = page_key(parent.key, namespace.digest, ids)
         present = self._pages.get(key)
         if present is not None:
-            return self._admit_again(present, ids, provenance)
+            return self._admit_again(present, ids, provenance, hidden)
         if parent.covers(ids, provenance):
             return Admission(None, reason="covered")
-        slot = self._allocate()
+        slot = self._room.take(parent.tenant)
         if slot is None:
             return Admission(None, reason="full")
         page = Page(key, ids, parent, slot, provenance, self._next_order())
+        self._give_hidden(page, hidden)
         page.pins = 1
         self._pinned += 1
         self._pages[key] = page
@@ -166,7 +192,7 @@ class Catalog:
         else:
             page = fill
             self._tick += 1
-            page.last_used = self._tick
+            page.last_used = page.hidden_used = self._tick
             page.ready, page.damaged = True, False
             parent.siblings(page.provenance.is_exact).add(page)
             if self._events is not None:
@@ -179,13 +205,13 @@ class Catalog:
         assert not fill.ready
         present = self._replacing.pop(fill, None)
         if present is not None:
-            self._free.give_back(fill.slot)
+            self._room.leave(fill)
             self.unpin((present,))
             return
         if fill.damaged:  # it should have been written again: it keeps its place while something needs that
             self.unpin((fill,))
             return
-        self._free.give_back(fill.slot)
+        self._room.leave(fill)
         assert fill.parent is not None
         if self._events is not None:
             self._events.aborted(fill)
@@ -204,7 +230,7 @@ class Catalog:
 
     def clear(self) -> None:
         """Evict every page that nothing needs."""
-        while (page := self._lru.pop()) is not None:
+        while (page := self._room.pop()) is not None:
             self._remove(page)
 
     # ---- accounting
@@ -217,7 +243,17 @@ class Catalog:
     @property
     def bytes_used(self) -> int:
         """Bytes of all slots in use, never above the limit."""
-        return self._free.used * self.page_bytes
+        return self._room.bytes_used
+
+    @property
+    def evictions(self) -> int:
+        """Pages that made room for others since the start."""
+        return self._room.evictions
+
+    @property
+    def stripped(self) -> int:
+        """Pages whose hiddens made room for others' since the start."""
+        return self._room.stripped
 
     @property
     def namespaces(self) -> int:
@@ -245,23 +281,20 @@ class Catalog:
         if page.is_root:
             if not page.children and not page.pins:
                 self._roots.pop(page.key, None)
-        elif page.is_evictable:
-            # A partial page goes at once when a longer one holds its tokens: nothing is lost.
-            if page.damaged or (page.parent is not None and page.parent.covers(page.ids, page.provenance)):
-                self._remove(page)
-            else:
-                self._lru.push(page)
+            return
+        assert page.parent is not None
+        # A partial page goes at once when a longer one holds its tokens: nothing is lost.
+        if page.is_evictable and (page.damaged or page.parent.covers(page.ids, page.provenance)):
+            self._remove(page)
+        else:
+            self._room.free_to_go(page)
 
-    def _allocate(self) -> int | None:
-        slot = self._free.take()
-        if slot is None:
-            victim = self._lru.pop()
-            if victim is None:
-                return None
-            self._remove(victim)
-            self.evictions += 1
-            slot = self._free.take()
-        return slot
+    def _give_hidden(self, page: Page, hidden: bool) -> None:
+        """Let `page` have a slot for hiddens, or none if there are none."""
+        if not hidden:
+            self._room.strip(page)
+        elif not page.has_hidden:
+            page.hidden_slot = self._room.take_hidden(page.tenant)
 
     def _remove(self, page: Page) -> None:
         assert page.is_evictable
@@ -273,48 +306,63 @@ class Catalog:
         page.parent.children -= 1
         del self._pages[page.key]
         page.ready = page.damaged = False
-        self._free.give_back(page.slot)
+        self._room.leave(page)
         self._settle(page.parent)
 
-    def _admit_again(self, present: Page, ids: bytes, provenance: Provenance) -> Admission:
-        """Admit tokens that are there already: as they are, or with better bytes."""
+    def _admit_again(self, present: Page, ids: bytes, provenance: Provenance, hidden: bool) -> Admission:
+        """Admit tokens that are there already: as they are, with better bytes, or with hiddens that it lacks."""
         assert present.ids == ids, "blake3 collision"
         if present.damaged and not present.pins:
             present.provenance, present.pins = provenance, 1
+            self._give_hidden(present, hidden)
             self._pinned += 1
             return Admission(present, fill=present)
         if not present.ready:
             return Admission(None, reason="busy")
-        self.pin((present,))
+        self.pin((present,), tail=sys.maxsize)
         # Somebody may be reading a page that is pinned twice: a better copy waits for a later request.
-        if present.provenance <= provenance or present.pins > 1:
+        if present.pins > 1:
             return Admission(present)
-        slot = self._allocate()
-        if slot is None:
+        if provenance < present.provenance:
+            slot = self._room.take(present.tenant)
+            if slot is not None:
+                return self._stand_in(present, provenance, slot, hidden)
+        elif hidden and not present.has_hidden:
+            return self._stand_in(present, provenance, -1, hidden)
+        return Admission(present)
+
+    def _stand_in(self, present: Page, provenance: Provenance, slot: int, hidden: bool) -> Admission:
+        """Return an admission whose fill takes the place of the bytes of `present`, or adds hiddens to them."""
+        fill = Page(present.key, present.ids, present.parent, slot, provenance, present.order)
+        self._give_hidden(fill, hidden)
+        if slot < 0 and not fill.has_hidden:
             return Admission(present)
-        fill = Page(present.key, ids, present.parent, slot, provenance, present.order)
         self._replacing[fill] = present
         return Admission(present, fill=fill)
 
     def _replace(self, present: Page, fill: Page) -> None:
         """Swap the bytes of a resident page for better ones of the same tokens, unless somebody reads it."""
-        if present.pins > 1 or present.provenance <= fill.provenance:
-            self._free.give_back(fill.slot)
+        adds = fill.slot < 0
+        if adds:
+            # Nobody reads hiddens that are not there, whoever has pinned the page.
+            useful = present.ready and not present.has_hidden
+        else:
+            useful = present.pins == 1 and fill.provenance < present.provenance
+        if not useful:
+            self._room.leave(fill)
             return
         assert present.parent is not None
         if present.ready:
             present.parent.siblings(present.provenance.is_exact).discard(present)
-        self._free.give_back(present.slot)
-        present.slot, present.provenance = fill.slot, fill.provenance
+        if adds:
+            present.provenance = max(present.provenance, fill.provenance)
+        else:
+            self._room.leave(present)
+            present.slot, present.provenance = fill.slot, fill.provenance
+        present.hidden_slot = fill.hidden_slot
+        present.hidden_used = self._tick
         present.ready, present.damaged = True, False
         present.parent.siblings(present.provenance.is_exact).add(present)
-
-
-def _why_no_more(node: Page, rest: bytes, common: int, exact_only: bool) -> str:
-    """Say why a match ends `common` tokens into `rest`, what follows `node` (see `Match.stop`)."""
-    if exact_only and node.longest_child(rest, exact_only=False)[1] > common:
-        return "approximate"
-    return "diverged" if node.continues(rest[: common * TOKEN_BYTES]) else "unseen"
 
 
 def check_page_size(page_size: int) -> None:

@@ -1,44 +1,119 @@
-"""Which page goes next when room is needed."""
+"""Which page, or whose hiddens, go next when room is needed."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
+from typing import Protocol
 
 from tailreplay.page import Page
+from tailreplay.quotas import Quotas
+
+
+class Policy(Protocol):
+    """Ranks pages for eviction.
+
+    Attributes
+    ----------
+    name : str
+        As people write it.
+    """
+
+    name: str
+
+    def rank(self, page: Page) -> float:
+        """Return a number that changes only when the page is used: the lowest goes first."""
+        ...
 
 
 class LeastRecentlyUsed:
-    """Least recently used leaf first; ties by age, so the order is the same in every run.
+    """The page that was matched longest ago goes first."""
 
-    A heap with lazy deletion: a page is pushed each time it becomes evictable, and entries that no longer say the truth
-    are skipped when they come up. `push` and `pop` take O(log pages).
+    name = "lru"
+
+    def rank(self, page: Page) -> float:
+        return page.last_used
+
+
+class Victims:
+    """Pages that may go, lowest rank first; ties by age, so that the order is the same in every run.
+
+    Heaps with lazy deletion: a page is pushed each time it becomes free to go, and entries that no longer say the truth are
+    skipped when they come up. `push` and `pop` take O(log pages), times the number of tenants that have a share of their
+    own.
+
+    Parameters
+    ----------
+    rank : callable
+        See `Policy.rank`.
+    is_free : callable
+        Whether a page may go just now.
+    quotas : Quotas
+        Who may push out whose.
+    nbytes : int
+        What goes with one of them, at most.
     """
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Page]] = []
-        self._floor = 1024
+    def __init__(
+        self, rank: Callable[[Page], float], is_free: Callable[[Page], bool], quotas: Quotas, nbytes: int = 0
+    ) -> None:
+        self._rank = rank
+        self._is_free = is_free
+        self._quotas = quotas
+        self._nbytes = nbytes
+        # All tenants without a share of their own are in one heap.
+        self._named = quotas.named
+        self._heaps: dict[bytes | None, list[tuple[float, int, Page]]] = {}
+        self._floors: dict[bytes | None, int] = {}
 
     def push(self, page: Page) -> None:
-        """Note that `page` has become evictable."""
-        heapq.heappush(self._heap, (page.last_used, page.order, page))
-        if len(self._heap) > self._floor:
-            self._compact()
+        """Note that `page` has become free to go."""
+        name = page.tenant if page.tenant in self._named else None
+        heap = self._heaps.setdefault(name, [])
+        heapq.heappush(heap, (self._rank(page), page.order, page))
+        if len(heap) > self._floors.get(name, 1024):
+            self._compact(name)
 
-    def pop(self) -> Page | None:
-        """Return the next page to evict and forget it here; None if no page is evictable."""
-        while self._heap:
-            last_used, _, page = heapq.heappop(self._heap)
-            if self._is_current(last_used, page):
-                return page
-        return None
+    def pop(self, tenant: bytes | None = None, own: bool = False) -> Page | None:
+        """Return the next page to go and forget it here; None if there is none.
 
-    @staticmethod
-    def _is_current(last_used: int, page: Page) -> bool:
-        return page.is_evictable and page.last_used == last_used
+        Parameters
+        ----------
+        tenant : bytes, optional
+            For whose sake; None for nobody's: then any page goes.
+        own : bool
+            Take the tenant's own pages only.
+        """
+        best: bytes | None = None
+        first: tuple[float, int, Page] | None = None
+        for name in self._heaps:
+            if tenant is not None and not self._may_take(tenant, name, own):
+                continue
+            head = self._head(name)
+            if head is not None and (first is None or head[:2] < first[:2]):
+                best, first = name, head
+        if first is None:
+            return None
+        heapq.heappop(self._heaps[best])
+        return first[2]
 
-    def _compact(self) -> None:
-        # A page can be pushed again with the same tick; one entry is enough.
-        current = {entry[:2]: entry[2] for entry in self._heap if self._is_current(entry[0], entry[2])}
-        self._heap = [(*name, page) for name, page in current.items()]
-        heapq.heapify(self._heap)
-        self._floor = max(1024, 2 * len(self._heap))
+    def _may_take(self, tenant: bytes, name: bytes | None, own: bool) -> bool:
+        if own:
+            return name == tenant
+        return name is None or self._quotas.may_evict(tenant, name, self._nbytes)
+
+    def _head(self, name: bytes | None) -> tuple[float, int, Page] | None:
+        heap = self._heaps[name]
+        while heap and not self._is_current(heap[0]):
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    def _is_current(self, entry: tuple[float, int, Page]) -> bool:
+        return self._is_free(entry[2]) and self._rank(entry[2]) == entry[0]
+
+    def _compact(self, name: bytes | None) -> None:
+        # A page can be pushed again with the same rank; one entry is enough.
+        current = {entry[:2]: entry for entry in self._heaps[name] if self._is_current(entry)}
+        self._heaps[name] = list(current.values())
+        heapq.heapify(self._heaps[name])
+        self._floors[name] = max(1024, 2 * len(current))

@@ -50,11 +50,21 @@ class Namespace:
     images: tuple[str, ...] = ()
 
     @cached_property
+    def tenant(self) -> bytes:
+        """8 bytes that stand for the salt, which itself is a secret; all zero without one."""
+        return tenant_of(self.salt)
+
+    @cached_property
     def digest(self) -> bytes:
         """32 bytes that stand for all fields."""
         # JSON of a list keeps field borders: ("ab", "c") and ("a", "bc") differ.
         fields = json.dumps(list(asdict(self).values()), separators=(",", ":"))
         return blake3(fields.encode()).digest()
+
+
+def tenant_of(salt: str) -> bytes:
+    """Return the 8 bytes that stand for a tenant's salt; all zero for none."""
+    return blake3(b"tenant:" + salt.encode()).digest(length=8) if salt else bytes(8)
 
 
 def token_bytes(tokens: TokenIds) -> bytes:

@@ -18,12 +18,20 @@ class Page:
         Encoded token ids; empty for the root of a namespace. Only a sequence's last page may be partial.
     parent : Page or None
         The page before it; None for a root.
+    start : int
+        Position of its first token in the sequence.
+    tenant : bytes
+        Stands for the salt it is stored under (see `tailreplay.keys.Namespace.tenant`).
     slot : int
-        Where the store keeps its bytes; -1 for a root.
+        Where the store keeps its keys and values; -1 for a root.
+    hidden_slot : int
+        Where the store keeps its hiddens; -1 if it has none.
     pins : int
         Readers and writers that need it; a pinned page is never evicted.
     last_used : int
         Tick of the last match, for eviction.
+    hidden_used : int
+        Tick of the last plan that reads its hiddens.
     children : int
         Pages after it, admitted ones included. A page with children is never evicted.
     ready : bool
@@ -33,21 +41,32 @@ class Page:
     """
 
     __slots__ = (
-        "_exact", "_inexact", "children", "damaged", "ids", "key", "last_used", "order", "parent", "pins", "provenance",
-        "ready", "slot",
+        "_exact", "_inexact", "children", "damaged", "hidden_slot", "hidden_used", "ids", "key", "last_used", "order",
+        "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
     )  # fmt: skip
 
     def __init__(
-        self, key: bytes, ids: bytes, parent: Page | None, slot: int, provenance: Provenance, order: int
+        self,
+        key: bytes,
+        ids: bytes,
+        parent: Page | None,
+        slot: int,
+        provenance: Provenance,
+        order: int,
+        hidden_slot: int = -1,
+        tenant: bytes = b"",
     ) -> None:
         self.key = key
         self.ids = ids
         self.parent = parent
+        self.start = parent.start + parent.tokens if parent is not None else 0
+        self.tenant = tenant if parent is None else parent.tenant
         self.slot = slot
+        self.hidden_slot = hidden_slot
         self.provenance = provenance
         self.order = order
         self.pins = 0
-        self.last_used = 0
+        self.last_used = self.hidden_used = 0
         self.children = 0
         self.ready = False
         self.damaged = False
@@ -61,6 +80,11 @@ class Page:
         return len(self.ids) // TOKEN_BYTES
 
     @property
+    def has_hidden(self) -> bool:
+        """Whether its hiddens are there, too."""
+        return self.hidden_slot >= 0
+
+    @property
     def is_root(self) -> bool:
         """Whether this is a namespace's root."""
         return self.parent is None
@@ -69,6 +93,11 @@ class Page:
     def is_evictable(self) -> bool:
         """Whether nothing needs the page: written, no pins, no children, not a root."""
         return (self.ready or self.damaged) and self.pins == 0 and self.children == 0 and not self.is_root
+
+    @property
+    def is_strippable(self) -> bool:
+        """Whether nothing needs its hiddens just now; unlike the page itself, they may go from amid a sequence."""
+        return self.ready and self.pins == 0 and self.hidden_slot >= 0
 
     def siblings(self, exact: bool) -> Siblings[Page]:
         """Return the ready children of exact (or of any other) provenance, to read or to change."""
@@ -107,8 +136,8 @@ class Page:
         return [shorter for siblings in both if siblings for shorter in siblings.prefixes_of(ids)]
 
 
-def root_page(key: bytes, order: int) -> Page:
+def root_page(key: bytes, order: int, tenant: bytes) -> Page:
     """Return the root of a namespace: no tokens, no slot, ready."""
-    page = Page(key, b"", None, -1, EXACT, order)
+    page = Page(key, b"", None, -1, EXACT, order, tenant=tenant)
     page.ready = True
     return page

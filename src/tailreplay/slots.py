@@ -5,6 +5,22 @@ from __future__ import annotations
 import heapq
 
 
+def divide(limit: int, kv_bytes: int, hidden_bytes: int, hidden_share: float) -> tuple[int, int]:
+    """Return how many pages' keys and values fit into `limit` bytes beside the hiddens of a share of them, and how many.
+
+    Parameters
+    ----------
+    kv_bytes, hidden_bytes : int
+        Of one page.
+    hidden_share : float
+        In (0, 1]: for how many of the pages there is room for hiddens.
+    """
+    pages = int(limit // (kv_bytes + hidden_share * hidden_bytes))
+    if not hidden_bytes:
+        return pages, pages
+    return pages, min(pages, (limit - pages * kv_bytes) // hidden_bytes)
+
+
 class SlotPool:
     """Hands out the numbers ``0 .. count-1``, the lowest free one first: that keeps runs of pages contiguous."""
 

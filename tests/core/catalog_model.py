@@ -17,6 +17,7 @@ from tailreplay.provenance import Provenance
 
 PAGE_SIZE = 16
 PAGE_BYTES = 100
+HIDDEN_BYTES = 40
 NAMESPACES = (
     Namespace("model", "layout", PAGE_SIZE),
     Namespace("model", "layout", PAGE_SIZE, salt="tenant"),
@@ -58,28 +59,38 @@ class Entry:
     used: int = 0
     ready: bool = False
     damaged: bool = False
+    hidden: bool = False
+    hidden_used: int = 0
     better: Provenance | None = None
-    """Provenance of the bytes that are being written to replace the present ones."""
+    """Provenance of the bytes that are being written to replace the present ones, or of hiddens to be added."""
+    adds: bool = False
+    """Whether only hiddens are added."""
+    better_hidden: bool = False
+    """Whether what is being written has hiddens."""
 
 
 class Model:
     """What the catalog should do."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, hidden_slots: int) -> None:
         self.slots = slots
-        self.evictions = 0
+        self.hidden_slots = hidden_slots
+        self.evictions = self.stripped = 0
         self.entries: dict[Name, Entry] = {}
         self._tick = 0
         self._births = 0
 
     # ---- questions
 
-    def state(self) -> dict[Name, Provenance]:
-        """Ready pages and their provenance."""
-        return {name: entry.provenance for name, entry in self.entries.items() if entry.ready}
+    def state(self) -> dict[Name, tuple[Provenance, bool]]:
+        """Ready pages: their provenance, and whether their hiddens are there."""
+        return {name: (entry.provenance, entry.hidden) for name, entry in self.entries.items() if entry.ready}
 
     def slots_used(self) -> int:
-        return len(self.entries) + sum(entry.better is not None for entry in self.entries.values())
+        return len(self.entries) + sum(entry.better is not None and not entry.adds for entry in self.entries.values())
+
+    def hidden_used(self) -> int:
+        return sum(entry.hidden + entry.better_hidden for entry in self.entries.values())
 
     def match(self, namespace: int, tokens: Tokens, limit: int, exact_only: bool) -> tuple[int, str]:
         """Longest common prefix over everything resident, and why it is no longer."""
@@ -118,12 +129,14 @@ class Model:
 
     # ---- changes; each returns what can be compared with the real catalog's answer
 
-    def pin(self, names: Sequence[Name]) -> None:
+    def pin(self, names: Sequence[Name], tail: int = 0) -> None:
         self._tick += 1
         for name in names:
             if name[1]:
                 self.entries[name].used = self._tick
                 self.entries[name].pins += 1
+                if len(name[1]) > tail:
+                    self.entries[name].hidden_used = self._tick
 
     def unpin(self, names: Iterable[Name]) -> None:
         for name in names:
@@ -131,17 +144,19 @@ class Model:
                 self.entries[name].pins -= 1
         self._drop_superseded()
 
-    def admit(self, name: Name, provenance: Provenance) -> str:
+    def admit(self, name: Name, provenance: Provenance, hidden: bool) -> str:
         present = self.entries.get(name)
         if present is not None:
-            return self._admit_again(name, present, provenance)
+            return self._admit_again(name, present, provenance, hidden)
         if self.superseded(name, provenance):
             return "covered"
         if not self._make_room():
             return "full"
         self._births += 1
-        self.entries[name] = Entry(provenance, self._births)
-        return "new"
+        entry = Entry(provenance, self._births)
+        entry.hidden = hidden and self._make_hidden_room()
+        self.entries[name] = entry
+        return "new+h" if entry.hidden else "new"
 
     def condemn(self, name: Name) -> None:
         entry = self.entries[name]
@@ -152,20 +167,24 @@ class Model:
     def commit(self, name: Name) -> None:
         entry = self.entries[name]
         if entry.better is not None:
-            if entry.pins == 1:
-                entry.provenance = entry.better
+            if entry.adds and entry.ready and not entry.hidden:
+                entry.provenance, entry.hidden = max(entry.provenance, entry.better), True
+                entry.hidden_used = self._tick
+            elif not entry.adds and entry.pins == 1:
+                entry.provenance, entry.hidden = entry.better, entry.better_hidden
+                entry.hidden_used = self._tick
                 entry.ready, entry.damaged = True, False
-            entry.better = None
+            self._end_stand_in(entry)
         else:
             self._tick += 1
-            entry.used = self._tick
+            entry.used = entry.hidden_used = self._tick
             entry.ready, entry.damaged = True, False
         self._drop_superseded()
 
     def abort(self, name: Name) -> None:
         entry = self.entries[name]
         if entry.better is not None:
-            entry.better = None
+            self._end_stand_in(entry)
             self.unpin([name])
         elif entry.damaged:
             self.unpin([name])
@@ -209,17 +228,41 @@ class Model:
             self._drop_superseded()
         return bool(free)
 
-    def _admit_again(self, name: Name, present: Entry, provenance: Provenance) -> str:
+    def _make_hidden_room(self) -> bool:
+        if self.hidden_used() < self.hidden_slots:
+            return True
+        free = [
+            (e.hidden_used, e.born, name) for name, e in self.entries.items() if e.ready and e.hidden and not e.pins
+        ]
+        if free:
+            self.entries[min(free)[2]].hidden = False
+            self.stripped += 1
+        return bool(free)
+
+    def _admit_again(self, name: Name, present: Entry, provenance: Provenance, hidden: bool) -> str:
         if present.damaged and not present.pins:
             present.provenance, present.pins = provenance, 1
-            return "new"
+            present.hidden = hidden and (present.hidden or self._make_hidden_room())
+            return "new+h" if present.hidden else "new"
         if not present.ready:
             return "busy"
-        self.pin([name])
-        if present.provenance <= provenance or present.pins > 1 or not self._make_room():
+        self.pin([name], tail=1 << 30)
+        if present.pins > 1:
             return "present"
-        present.better = provenance
-        return "better"
+        if provenance < present.provenance:
+            if self._make_room():
+                present.better, present.adds = provenance, False
+                present.better_hidden = hidden and self._make_hidden_room()
+        elif hidden and not present.hidden and self._make_hidden_room():
+            present.better, present.adds, present.better_hidden = provenance, True, True
+        if present.better is None:
+            return "present"
+        kind = "adds" if present.adds else "better"
+        return f"{kind}+h" if present.better_hidden else kind
+
+    @staticmethod
+    def _end_stand_in(entry: Entry) -> None:
+        entry.better, entry.adds, entry.better_hidden = None, False, False
 
     def _drop_superseded(self) -> None:
         while gone := [name for name in self.evictable() if self._is_useless(name)]:
@@ -234,11 +277,20 @@ class Model:
 class Driver:
     """The real catalog behind the model's interface. Keeps what a client would keep: pages that it has pinned."""
 
-    def __init__(self, slots: int) -> None:
-        # The odd bytes must not become a slot.
+    def __init__(self, slots: int, hidden_slots: int) -> None:
         self.events = PageEvents()
         self.known: dict[bytes, PageStored] = {}
-        self.catalog = Catalog(PAGE_SIZE, slots * PAGE_BYTES + PAGE_BYTES - 1, PAGE_BYTES, self.events)
+        # The odd bytes must not become a slot.
+        limit = slots * (PAGE_BYTES - HIDDEN_BYTES) + hidden_slots * HIDDEN_BYTES
+        self.catalog = Catalog(
+            PAGE_SIZE,
+            limit + HIDDEN_BYTES * hidden_slots // slots,
+            PAGE_BYTES,
+            self.events,
+            hidden_bytes=HIDDEN_BYTES,
+            hidden_share=hidden_slots / slots,
+        )
+        assert (self.catalog.slots, self.catalog.hidden_slots) == (slots, hidden_slots)
         self.fills: dict[Name, Page] = {}
         self.held: dict[Name, Page] = {}
         self._holds: dict[Name, int] = {}
@@ -247,37 +299,38 @@ class Driver:
         """Every ready or damaged page by name, read off the pages themselves."""
         return {self._name(page): page for page in self.catalog.resident(damaged=True)}
 
-    def state(self) -> dict[Name, Provenance]:
-        return {name: page.provenance for name, page in self.names().items() if page.ready}
+    def state(self) -> dict[Name, tuple[Provenance, bool]]:
+        return {name: (page.provenance, page.has_hidden) for name, page in self.names().items() if page.ready}
 
     def match(self, namespace: int, tokens: Tokens, limit: int, exact_only: bool) -> tuple[int, str, list[Name]]:
         found = self.catalog.match(token_bytes(tokens), NAMESPACES[namespace], limit=limit, exact_only=exact_only)
         return found.tokens, found.stop, [self._name(page) for page in found.pages]
 
-    def pin(self, names: Sequence[Name]) -> None:
+    def pin(self, names: Sequence[Name], tail: int = 0) -> None:
         resident = self.names()
         pages = [
             self.held.get(name) or (resident[name] if name[1] else self.catalog.root(NAMESPACES[name[0]]))
             for name in names
         ]
-        self.catalog.pin(pages)
+        self.catalog.pin(pages, tail)
         for name, page in zip(names, pages, strict=True):
             self._hold(name, page)
 
     def unpin(self, names: Sequence[Name]) -> None:
         self.catalog.unpin([self._drop(name) for name in names])
 
-    def admit(self, name: Name, provenance: Provenance) -> str:
+    def admit(self, name: Name, provenance: Provenance, hidden: bool) -> str:
         parent = parent_of(name)
         ids = token_bytes(name[1][len(parent[1]) :])
-        admission = self.catalog.admit(self.held[parent], NAMESPACES[name[0]], ids, provenance)
+        admission = self.catalog.admit(self.held[parent], NAMESPACES[name[0]], ids, provenance, hidden)
         if admission.page is None:
             return admission.reason
         self._hold(name, admission.page)
         if admission.fill is None:
             return "present"
-        self.fills[name] = admission.fill
-        return "new" if admission.fill is admission.page else "better"
+        fill = self.fills[name] = admission.fill
+        kind = "new" if fill is admission.page else "better" if fill.slot >= 0 else "adds"
+        return f"{kind}+h" if fill.has_hidden else kind
 
     def commit(self, name: Name) -> None:
         self.catalog.commit(self.fills.pop(name))
@@ -314,7 +367,12 @@ class Driver:
         """Slots of all pages, written or being written, in no order."""
         # A damaged page that is being written again is both.
         pages = {id(page): page for page in [*self.catalog.resident(damaged=True), *self.fills.values()]}
-        return [page.slot for page in pages.values()]
+        return [page.slot for page in pages.values() if page.slot >= 0]
+
+    def hidden_slots(self) -> list[int]:
+        """Slots of all hiddens, written or being written, in no order."""
+        pages = {id(page): page for page in [*self.catalog.resident(damaged=True), *self.fills.values()]}
+        return [page.hidden_slot for page in pages.values() if page.has_hidden]
 
     def _hold(self, name: Name, page: Page) -> None:
         self.held[name] = page

@@ -20,7 +20,18 @@ from hypothesis.stateful import (
 )
 
 from tailreplay.provenance import EXACT, Provenance
-from tests.core.catalog_model import NAMESPACES, PAGE_BYTES, PAGE_SIZE, Driver, Model, Name, Tokens, names_of, parent_of
+from tests.core.catalog_model import (
+    HIDDEN_BYTES,
+    NAMESPACES,
+    PAGE_BYTES,
+    PAGE_SIZE,
+    Driver,
+    Model,
+    Name,
+    Tokens,
+    names_of,
+    parent_of,
+)
 
 CLEAR_EVERY = 25
 
@@ -57,9 +68,9 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots = 0
-        self.driver = Driver(1)
-        self.model = Model(1)
+        self.slots = (1, 1)
+        self.driver = Driver(1, 1)
+        self.model = Model(1, 1)
         self.log: list[tuple[str, tuple[Any, ...], Any]] = []
         self.clears = 1
         self.eager = False
@@ -76,14 +87,15 @@ class CatalogMachine(RuleBasedStateMachine):
     @initialize(
         target=prompts,
         slots=st.sampled_from([1, 2, 3, 5, 8, 12]),
+        hidden_slots=st.sampled_from([1, 2, 4, 12]),
         pieces=st.lists(runs, min_size=3, max_size=3),
         eager=st.booleans(),
     )
-    def start(self, slots: int, pieces: list[list[tuple[int, int]]], eager: bool) -> Any:
-        self.slots = slots
+    def start(self, slots: int, hidden_slots: int, pieces: list[list[tuple[int, int]]], eager: bool) -> Any:
+        self.slots = slots, min(slots, hidden_slots)
         self.eager = eager
-        self.driver = Driver(slots)
-        self.model = Model(slots)
+        self.driver = Driver(*self.slots)
+        self.model = Model(*self.slots)
         return multiple(*map(expand, pieces))
 
     @rule(target=prompts, pieces=runs)
@@ -102,8 +114,9 @@ class CatalogMachine(RuleBasedStateMachine):
         prompt=prompts,
         limit=st.one_of(st.none(), st.integers(-1, 80)),
         exact_only=st.booleans(),
+        tail=st.sampled_from([0, 0, 20, 40]),
     )
-    def look_up(self, namespace: int, prompt: Tokens, limit: int | None, exact_only: bool) -> list[Name]:
+    def look_up(self, namespace: int, prompt: Tokens, limit: int | None, exact_only: bool, tail: int = 0) -> list[Name]:
         limit = len(prompt) - 1 if limit is None else limit
         tokens, stop, path = self.driver.match(namespace, prompt, limit, exact_only)
         assert (tokens, stop) == self.model.match(namespace, prompt, limit, exact_only)
@@ -113,7 +126,7 @@ class CatalogMachine(RuleBasedStateMachine):
             assert name[0] == namespace
             assert name[1][:end] == prompt[:end]
             assert not exact_only or self.model.entries[name].provenance.is_exact
-        self.act("pin", path)
+        self.act("pin", path, tail)
         return path
 
     @rule(plan=consumes(plans))
@@ -144,12 +157,12 @@ class CatalogMachine(RuleBasedStateMachine):
         self.act("pin", [full[-1]])
         return Writer(names_of(full[-1][0], full[-1][1] + prompt)[len(full) :], provenance, full[-1])
 
-    @rule(writer=writers, pages=st.integers(1, 3))
-    def admit(self, writer: Writer, pages: int) -> None:
+    @rule(writer=writers, pages=st.integers(1, 3), hidden=st.booleans())
+    def admit(self, writer: Writer, pages: int, hidden: bool = True) -> None:
         for _ in range(pages):
             if writer.names and not writer.stopped:
                 name = writer.names.pop(0)
-                outcome = self.act("admit", name, writer.provenance)
+                outcome = self.act("admit", name, writer.provenance, hidden)
                 writer.stopped = outcome in ("full", "covered", "busy")
                 if not writer.stopped:
                     writer.admitted.append((name, outcome))
@@ -244,13 +257,16 @@ class CatalogMachine(RuleBasedStateMachine):
         assert self.driver.state() == self.model.state()
         assert self.driver.catalog.pages == len(self.model.entries)
         assert self.driver.catalog.evictions == self.model.evictions
+        assert self.driver.catalog.stripped == self.model.stripped
 
     @invariant()
     def every_slot_has_one_page(self) -> None:
-        catalog, used = self.driver.catalog, self.driver.slots()
+        catalog, used, hidden = self.driver.catalog, self.driver.slots(), self.driver.hidden_slots()
         assert len(set(used)) == len(used) <= catalog.slots
         assert all(0 <= slot < catalog.slots for slot in used)
-        assert catalog.bytes_used == len(used) * PAGE_BYTES
+        assert len(set(hidden)) == len(hidden) <= catalog.hidden_slots
+        assert all(0 <= slot < catalog.hidden_slots for slot in hidden)
+        assert catalog.bytes_used == len(used) * (PAGE_BYTES - HIDDEN_BYTES) + len(hidden) * HIDDEN_BYTES
 
     @invariant()
     def pinned_pages_and_parents_stay(self) -> None:
@@ -266,10 +282,11 @@ class CatalogMachine(RuleBasedStateMachine):
             assert not name[1] or page is (names.get(name) or self.driver.fills[name])
 
     def teardown(self) -> None:
-        twin = Driver(self.slots or 1)
+        twin = Driver(*self.slots)
         for method, args, answer in self.log:
             assert getattr(twin, method)(*args) == answer
         assert twin.slots() == self.driver.slots(), "the same operations chose other slots"
+        assert twin.hidden_slots() == self.driver.hidden_slots()
         self.driver.let_go()
         self.driver.clear()
         self.driver.follow()

@@ -123,7 +123,7 @@ def test_every_hit_has_the_states_that_it_has_alone(engine: Engine) -> None:
     assert counts["preemptions"] > 0
     assert catalog.evictions > 0
     assert catalog.pinned == 0
-    assert catalog.bytes_used <= catalog.slots * catalog.page_bytes
+    assert catalog.bytes_used <= engine.deciding.limit_bytes
     assert len(traffic.hits) > REQUESTS // 4
     exact = [hit for hit in traffic.hits if hit.ratio == 1.0]
     assert len(exact) > REQUESTS // 10

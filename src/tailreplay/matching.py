@@ -1,0 +1,57 @@
+"""Finding the longest prefix of a prompt among the pages of one namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tailreplay.decisions import Match
+from tailreplay.keys import TOKEN_BYTES, page_key
+from tailreplay.page import Page
+
+
+def longest_match(
+    root: Page, pages: Mapping[bytes, Page], page_size: int, ids: bytes, limit: int, exact_only: bool
+) -> Match:
+    """Return the longest resident prefix of `ids`, at most `limit` tokens. Changes nothing.
+
+    Parameters
+    ----------
+    root : Page
+        Of the prompt's namespace.
+    pages : mapping
+        Every page by key.
+    ids : bytes
+        Prompt, from `tailreplay.keys.token_bytes`.
+    exact_only : bool
+        Stop at the first page whose provenance is not exact.
+    """
+    node, digest, step = root, root.key, page_size * TOKEN_BYTES
+    path: list[Page] = []
+    at = 0
+    while at + step <= len(ids):
+        part = ids[at : at + step]
+        page = pages.get(page_key(node.key, digest, part))
+        # The ids are compared again, so that a hash collision can never serve another prompt's page.
+        if page is None or not page.ready or page.ids != part or (exact_only and not page.provenance.is_exact):
+            break
+        path.append(page)
+        node, at = page, at + step
+    tokens = at // TOKEN_BYTES
+    stop = "end"
+    if tokens < limit:
+        rest = ids[at : at + step]
+        last, common = node.longest_child(rest, exact_only)
+        if last is not None:
+            path.append(last)
+            tokens += common
+        if tokens < limit:
+            stop = _why_no_more(node, rest, common, exact_only)
+    tokens = min(tokens, limit)
+    return Match(tokens, tuple(path[: -(-tokens // page_size)]), stop)
+
+
+def _why_no_more(node: Page, rest: bytes, common: int, exact_only: bool) -> str:
+    """Say why a match ends `common` tokens into `rest`, what follows `node` (see `Match.stop`)."""
+    if exact_only and node.longest_child(rest, exact_only=False)[1] > common:
+        return "approximate"
+    return "diverged" if node.continues(rest[: common * TOKEN_BYTES]) else "unseen"
