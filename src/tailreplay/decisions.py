@@ -19,7 +19,8 @@ class Match:
         ``ceil(m / page_size)`` pages, in order.
     stop : str
         Why it went no further: "end" (nothing left to match), "unseen" (the cache holds nothing after it), "diverged"
-        (what it holds continues with other tokens) or "approximate" (exact mode met a page that is not exact).
+        (what it holds continues with other tokens), "approximate" (exact mode met a page that is not exact) or "no_hiddens"
+        (there is more, but not the hiddens that a replay from there needs).
     """
 
     tokens: int

@@ -15,6 +15,7 @@ MISS_REASONS = (
     "unseen_prefix",
     "below_min_match",
     "only_approximate_pages",
+    "no_hiddens",
     "prompt_too_short",
     "load_failed",
     "off",

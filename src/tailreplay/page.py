@@ -59,8 +59,8 @@ class Page:
         self.key = key
         self.ids = ids
         self.parent = parent
-        self.start = parent.start + parent.tokens if parent is not None else 0
-        self.tenant = tenant if parent is None else parent.tenant
+        self.start: int = parent.start + parent.tokens if parent is not None else 0
+        self.tenant: bytes = tenant if parent is None else parent.tenant
         self.slot = slot
         self.hidden_slot = hidden_slot
         self.provenance = provenance

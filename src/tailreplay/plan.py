@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tailreplay.costs import CostModel
+from tailreplay.coverage import covered_match
 from tailreplay.decisions import Match
 from tailreplay.modes import Mode, Reuse
 from tailreplay.page import Page
@@ -43,7 +44,9 @@ class ReplayPlan:
     miss_reason : str
         Why nothing is reused; "" on a hit.
     stop : str
-        Why the match went no further (see `tailreplay.catalog.Match`).
+        Why the match went no further (see `tailreplay.decisions.Match`).
+    short_tail : bool
+        Whether fewer tokens are replayed than asked for, since the hiddens of the others are gone.
     estimate : Estimate or None
         None where the engine gave no cost model.
     """
@@ -59,11 +62,17 @@ class ReplayPlan:
     miss_reason: str
     stop: str
     estimate: Estimate | None = None
+    short_tail: bool = False
 
     @property
     def replayed(self) -> int:
         """Tokens of the longest tail."""
         return max(self.tails, default=0)
+
+    @property
+    def tail_start(self) -> int:
+        """Position of the first token that is replayed."""
+        return self.matched - self.replayed
 
 
 def make_plan(
@@ -80,13 +89,15 @@ def make_plan(
     """
     reason = _miss_reason(match, tokens, reuse, min_match)
     if reason or reuse.budget is None:
-        tails = (0,) * len(topology.groups)
-        return ReplayPlan(tokens, 0, tails, (), reuse.mode, reuse.ratio, True, EXACT, reason, match.stop)
-    m = match.tokens
-    tails = tuple(reuse.budget.tail(m, group) for group in topology.groups)
+        return _miss(match, tokens, reuse, topology, reason)
+    covered = covered_match(match, reuse, topology)
+    if covered.tokens < max(min_match, 1):
+        return _miss(match, tokens, reuse, topology, "no_hiddens")
+    m, tails = covered.tokens, covered.tails
+    pages = tuple(page for page in match.pages if page.start < m)
     complete = all(k >= min(m, group.receptive_field or m) for k, group in zip(tails, topology.groups, strict=True))
-    depth = max(page.provenance.depth for page in match.pages) + (not complete)
-    provenance = Provenance(depth, any(page.provenance.lossy for page in match.pages))
+    depth = max(page.provenance.depth for page in pages) + (not complete)
+    provenance = Provenance(depth, any(page.provenance.lossy for page in pages))
     estimate = None
     if costs is not None:
         estimate = Estimate(
@@ -99,15 +110,21 @@ def make_plan(
         tokens,
         m,
         tails,
-        match.pages,
+        pages,
         reuse.mode,
         reuse.ratio,
         provenance.is_exact,
         provenance,
         "",
-        match.stop,
+        match.stop if m == match.tokens else "no_hiddens",
         estimate,
+        covered.short_tail,
     )
+
+
+def _miss(match: Match, tokens: int, reuse: Reuse, topology: Topology, reason: str) -> ReplayPlan:
+    tails = (0,) * len(topology.groups)
+    return ReplayPlan(tokens, 0, tails, (), reuse.mode, reuse.ratio, True, EXACT, reason, match.stop)
 
 
 def without_reuse(plan: ReplayPlan, reason: str) -> ReplayPlan:

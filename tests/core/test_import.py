@@ -51,7 +51,8 @@ CORE = {
         "sizes",
         "slots",
     },
-    "tailreplay.plan": {"costs", "decisions", "modes", "page", "provenance", "topology"},
+    "tailreplay.coverage": {"budget", "decisions", "modes", "topology"},
+    "tailreplay.plan": {"costs", "coverage", "decisions", "modes", "page", "provenance", "topology"},
 }
 # Packages that may know an engine's library.
 OUTER = ("tailreplay.engines", "tailreplay.server", "tailreplay.commands", "tailreplay.bench")

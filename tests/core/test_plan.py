@@ -8,7 +8,7 @@ from tailreplay import Provenance, Ratio, Reuse, Topology
 from tailreplay.costs import CostModel, LayerCost
 from tailreplay.decisions import Match
 from tailreplay.modes import parse_reuse
-from tailreplay.page import Page
+from tailreplay.page import Page, root_page
 from tailreplay.plan import ReplayPlan, make_plan, without_reuse
 from tailreplay.provenance import EXACT
 
@@ -25,8 +25,19 @@ def match_of(tokens: int, *provenances: Provenance, stop: str = "diverged") -> M
     """A match of `tokens` tokens over pages of 16, all exact unless said otherwise."""
     count = -(-tokens // PAGE)
     each = [*provenances, *[EXACT] * (count - len(provenances))]
-    pages = [Page(b"key", b"", None, slot, provenance, slot) for slot, provenance in enumerate(each)]
+    pages: list[Page] = []
+    parent = root_page(b"root", 0, bytes(8))
+    for slot, provenance in enumerate(each):
+        parent = Page(b"key", bytes(4 * PAGE), parent, slot, provenance, slot, hidden_slot=slot)
+        pages.append(parent)
     return Match(tokens, tuple(pages), stop)
+
+
+def without_hiddens(match: Match, *gone: int) -> Match:
+    """The same match with the hiddens of some pages gone."""
+    for index in gone:
+        match.pages[index].hidden_slot = -1
+    return match
 
 
 def plan_of(
@@ -169,3 +180,47 @@ def test_a_plan_has_the_estimate_of_its_own_tails() -> None:
     assert plan.estimate.replay_flops == COSTS.replay_flops((20, 20, 20))
     assert plan.estimate.hit_flops == plan.estimate.replay_flops + COSTS.prefill_flops(200, 500)
     assert plan.estimate.full_flops == COSTS.prefill_flops(0, 500)
+
+
+# ---- hiddens that are gone
+
+
+@pytest.mark.parametrize(
+    ("gone", "mode", "ratio", "m", "tail", "short"),
+    [
+        # 160 tokens in 10 pages; r = 30% wants 48.
+        ((), "replay", 0.3, 160, 48, False),
+        ((0, 1, 6), "replay", 0.3, 160, 48, False),  # before the tail
+        ((7,), "replay", 0.3, 160, 32, True),  # 32 of 48 are there: at least half
+        ((8,), "replay", 0.3, 128, 39, False),  # 16 of 48 are not
+        ((9,), "replay", 0.3, 144, 44, False),
+        ((9, 7), "replay", 0.3, 112, 34, False),  # 16 of 44 are not
+        ((9, 6), "replay", 0.3, 144, 32, True),
+        (range(1, 10), "replay", 0.3, 16, 5, False),
+        (range(10), "replay", 0.3, 0, 0, False),
+        ((7,), "exact", None, 112, 112, False),  # exact mode takes no shorter tail
+        ((0,), "exact", None, 0, 0, False),
+        (range(10), "zero", None, 160, 0, False),  # nothing is replayed: none are needed
+    ],
+)
+def test_where_hiddens_are_gone_a_hit_is_shorter_or_its_tail_is(
+    gone: tuple[int, ...], mode: str, ratio: float | None, m: int, tail: int, short: bool
+) -> None:
+    plan = plan_of(without_hiddens(match_of(160), *gone), parse_reuse(mode, ratio, min_tokens=0))
+    assert (plan.matched, plan.replayed, plan.short_tail) == (m, tail, short)
+    assert len(plan.pages) == -(-m // PAGE)
+    assert plan.stop == ("diverged" if m == 160 or not m else "no_hiddens")
+    assert plan.miss_reason == ("" if m else "no_hiddens")
+    assert plan.exact == (mode == "exact" or not m)
+
+
+def test_models_without_stored_groups_need_no_hiddens() -> None:
+    match = without_hiddens(match_of(160), *range(10))
+    assert plan_of(match, parse_reuse("exact"), ATTENTION).matched == 160
+    assert plan_of(match, parse_reuse("exact"), Topology.from_layer_types([L, A, A])).matched == 160
+
+
+def test_a_match_that_is_too_short_without_its_hiddens_is_a_miss() -> None:
+    match = without_hiddens(match_of(160), *range(1, 10))
+    plan = plan_of(match, parse_reuse("replay"), min_match=32)
+    assert (plan.matched, plan.pages, plan.miss_reason) == (0, (), "no_hiddens")

@@ -1,0 +1,65 @@
+"""How far a match can be used when some of its pages have lost their hiddens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tailreplay.budget import Budget
+from tailreplay.decisions import Match
+from tailreplay.modes import Reuse
+from tailreplay.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """What of a match the hiddens suffice for.
+
+    Attributes
+    ----------
+    tokens : int
+        Length m; 0 if they suffice for nothing.
+    tails : tuple of int
+        k of each group.
+    short_tail : bool
+        Whether some tail is shorter than the budget asked for.
+    """
+
+    tokens: int
+    tails: tuple[int, ...]
+    short_tail: bool = False
+
+
+def covered_match(match: Match, reuse: Reuse, topology: Topology) -> Covered:
+    """Return the longest part of `match` whose tail can be replayed.
+
+    In "replay" mode a tail of at least half its length will do; exact mode takes whole ones only, since a shorter one
+    would not be exact. Reads the pages' `has_hidden` only.
+    """
+    assert reuse.budget is not None
+    for end, start in _candidates(match):
+        tails = _tails(reuse.budget, end, topology)
+        needed = max((k for k, group in zip(tails, topology.groups, strict=True) if group.stores_hidden), default=0)
+        if needed <= end - start:
+            return Covered(end, tails)
+        if reuse.mode == "replay" and needed <= 2 * (end - start):
+            # The embedding group reads token ids, but states of one length are easier to reason about than of two.
+            return Covered(end, tuple(min(k, end - start) for k in tails), short_tail=True)
+    return Covered(0, (0,) * len(topology.groups))
+
+
+def _candidates(match: Match) -> Iterator[tuple[int, int]]:
+    """Yield (m, first token from which on all hiddens up to m are there), longest first."""
+    end = start = match.tokens
+    for page in reversed(match.pages):
+        if page.has_hidden:
+            start = page.start
+            continue
+        # A run of hiddens ends here. Within a run the longest m is best: its tail grows slower than what covers it.
+        yield end, start
+        end = start = page.start
+    yield end, start
+
+
+def _tails(budget: Budget, matched: int, topology: Topology) -> tuple[int, ...]:
+    return tuple(budget.tail(matched, group) for group in topology.groups)
