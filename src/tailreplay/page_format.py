@@ -45,6 +45,8 @@ class TensorEntry:
         How they are encoded (see `tailreplay.codecs`).
     token_bytes : int
         Of one encoded token.
+    rows : int
+        Encoded tokens: those of the page, or more where only whole pages have a meaning.
     """
 
     name: str
@@ -52,6 +54,7 @@ class TensorEntry:
     dtype: str
     codec: str
     token_bytes: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def pack_header(header: PageHeader) -> bytes:
             name: {
                 "nbytes": part.nbytes,
                 "xxh3": part.checksum,
-                "tensors": [[t.name, t.shape, t.dtype, t.codec, t.token_bytes] for t in part.tensors],
+                "tensors": [[t.name, t.shape, t.dtype, t.codec, t.token_bytes, t.rows] for t in part.tensors],
             }
             for name, part in header.parts.items()
         },
@@ -162,12 +165,12 @@ def unpack_header(data: bytes | memoryview) -> PageHeader:
 def _header(text: dict[str, Any], ids: bytes) -> PageHeader:
     depth, lossy = text["provenance"]
     parts = {
-        str(name): PartEntry(
-            tuple(TensorEntry(n, tuple(shape), dtype, codec, size) for n, shape, dtype, codec, size in part["tensors"]),
+        str(part_name): PartEntry(
+            tuple(TensorEntry(name, tuple(shape), *rest) for name, shape, *rest in part["tensors"]),
             int(part["nbytes"]),
             int(part["xxh3"]),
         )
-        for name, part in text["parts"].items()
+        for part_name, part in text["parts"].items()
     }
     return PageHeader(
         key=bytes.fromhex(text["key"]),
@@ -184,12 +187,12 @@ def _header(text: dict[str, Any], ids: bytes) -> PageHeader:
     )
 
 
-def offsets(tensors: Sequence[TensorEntry], tokens: int) -> tuple[list[int], int]:
-    """Return where each tensor of a part of `tokens` tokens begins, and the part's size in bytes."""
+def offsets(tensors: Sequence[TensorEntry]) -> tuple[list[int], int]:
+    """Return where each tensor of a part begins, and the part's size in bytes."""
     at, begins = 0, []
     for tensor in tensors:
         begins.append(at)
-        at += -(-tokens * tensor.token_bytes // ALIGNMENT) * ALIGNMENT
+        at += -(-tensor.rows * tensor.token_bytes // ALIGNMENT) * ALIGNMENT
     return begins, at
 
 

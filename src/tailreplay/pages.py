@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from blake3 import blake3
+
+from tailreplay.codecs import codec_of
 
 
 @dataclass(frozen=True)
@@ -20,17 +22,30 @@ class PartSpec:
     shape : tuple of int
         Of one token: ``(kv_heads, head_dim)`` or ``(d_model,)``.
     dtype : torch.dtype
-        As the engine computes it: parts are stored without loss.
+        As the engine computes it.
+    codec : str
+        How host memory holds it (see `tailreplay.codecs`); "none" is without loss.
+    whole : bool
+        Whether only whole pages have a meaning, since the engine's kernels alone know how tokens lie in them.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    codec: str = "none"
+    whole: bool = False
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes of one token in host memory."""
+        if self.codec == "none":
+            return math.prod(self.shape) * self.dtype.itemsize
+        return codec_of(self.codec).token_bytes(self.shape, self.dtype)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether host memory holds other numbers than the engine computed."""
+        return codec_of(self.codec).lossy
 
     def token(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialised token of this part."""
@@ -80,13 +95,39 @@ class PageLayout:
         return tuple(part.token_bytes for part in self.hidden)
 
     @property
+    def hidden_bytes(self) -> int:
+        """Bytes of the hiddens of one full page."""
+        return self.page_size * sum(self.hidden_bytes_per_token)
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one full page."""
-        return self.page_size * (self.kv_bytes_per_token + sum(self.hidden_bytes_per_token))
+        return self.page_size * self.kv_bytes_per_token + self.hidden_bytes
+
+    @property
+    def lossy(self) -> bool:
+        """Whether host memory holds other numbers than the engine computed."""
+        return any(part.lossy for part in self.parts)
+
+    def with_codecs(self, hidden: str = "none", kv: str = "none") -> PageLayout:
+        """Return the same parts, held in these codecs.
+
+        Raises
+        ------
+        CacheConfigError
+            If a codec is unknown or cannot hold a part.
+        """
+        layout = PageLayout(
+            self.page_size,
+            tuple(tuple(replace(part, codec=kv) for part in pair) for pair in self.kv),
+            tuple(replace(part, codec=hidden) for part in self.hidden),
+        )
+        _ = layout.page_bytes
+        return layout
 
     @property
     def digest(self) -> str:
-        """Hex name of the layout, part of every page's namespace."""
+        """Hex name of the layout, part of every page's namespace; however the numbers are coded, they mean the same."""
         text = ";".join(f"{part.name}:{part.shape}:{part.dtype}" for part in self.parts)
         digest: str = blake3(f"{self.page_size};{text}".encode()).hexdigest()
         return digest

@@ -1,4 +1,4 @@
-"""Host-memory tier: one preallocated arena of page slots."""
+"""Host-memory tier: one preallocated arena with slots for keys and values, and for hiddens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from xxhash import xxh3_64_intdigest
 
+from tailreplay.codecs import codec_of
 from tailreplay.errors import CacheConfigError
 from tailreplay.pages import PageLayout, PartSpec
 from tailreplay.sizes import format_bytes
@@ -23,9 +24,11 @@ class HostArena:
     Parameters
     ----------
     layout : PageLayout
-        Parts of a page.
+        Parts of a page, and in which codec to hold them.
     slots : int
-        Number of pages.
+        Number of slots for keys and values.
+    hidden_slots : int, optional
+        Number of slots for hiddens; as many if not given.
     pin : bool
         Use page-locked memory, for asynchronous copies to a CUDA device.
 
@@ -35,33 +38,37 @@ class HostArena:
         If the memory cannot be had.
     """
 
-    def __init__(self, layout: PageLayout, slots: int, pin: bool = False) -> None:
+    def __init__(self, layout: PageLayout, slots: int, hidden_slots: int | None = None, pin: bool = False) -> None:
         self.layout = layout
         self.slots = slots
+        self.hidden_slots = slots if hidden_slots is None else hidden_slots
+        self._hidden = {part.name for part in layout.hidden}
         try:
-            block = torch.empty(slots * layout.page_bytes, dtype=torch.uint8)
+            block = torch.empty(self.nbytes, dtype=torch.uint8)
             if pin:
                 _page_lock(block)
         except RuntimeError as error:
             raise CacheConfigError(
-                f"{format_bytes(slots * layout.page_bytes)} of host memory cannot be had for the cache: lower its size."
+                f"{format_bytes(self.nbytes)} of host memory cannot be had for the cache: lower its size."
             ) from error
         self._block = block
         # (slot, part) -> how many tokens were sealed, and their checksum.
         self._sums: dict[tuple[int, str], tuple[int, int]] = {}
+        # Rows of bytes, one a token.
         self._regions: dict[str, torch.Tensor] = {}
         at = 0
         for part in layout.parts:
             # Pages are multiples of 16 tokens, so every region starts aligned for its dtype.
-            size = slots * layout.page_size * part.token_bytes
-            region = block[at : at + size].view(part.dtype)
-            self._regions[part.name] = region.view(slots * layout.page_size, *part.shape)
-            at += size
+            rows = self._slots_of(part) * layout.page_size
+            region = block[at : at + rows * part.token_bytes]
+            self._regions[part.name] = region.view(rows, part.token_bytes)
+            at += region.numel()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all slots."""
-        return self.slots * self.layout.page_bytes
+        hidden = self.layout.hidden_bytes
+        return self.slots * (self.layout.page_bytes - hidden) + self.hidden_slots * hidden
 
     def write(self, part: PartSpec, slots: Sequence[int], tokens: torch.Tensor) -> None:
         """Copy `tokens` into the pages at `slots`. Mutates the arena.
@@ -69,13 +76,25 @@ class HostArena:
         Parameters
         ----------
         slots : sequence of int
-            Pages to fill, in token order.
+            Where that part of each page goes, in token order.
         tokens : torch.Tensor
             Shape ``(n, *part.shape)`` with ``n <= len(slots) * page_size``, on any device. The last page may be partial.
+
+        Raises
+        ------
+        ValueError
+            If the part's codec cannot hold the numbers.
         """
-        region = self._regions[part.name]
         for at, start, count in self._runs(slots, 0, tokens.shape[0]):
-            region[start : start + count].copy_(tokens[at : at + count])
+            rows = self._regions[part.name][start : start + count]
+            if part.codec == "none":
+                rows.view(part.dtype).view(count, *part.shape).copy_(tokens[at : at + count])
+            elif tokens.is_cpu:
+                codec_of(part.codec).encode(tokens[at : at + count], rows)
+            else:
+                coded = torch.empty_like(rows, device=tokens.device)
+                codec_of(part.codec).encode(tokens[at : at + count], coded)
+                rows.copy_(coded)
 
     def read(self, part: PartSpec, slots: Sequence[int], start: int, stop: int, out: torch.Tensor) -> None:
         """Copy tokens ``start .. stop-1`` of the sequence stored at `slots` into `out`. Mutates `out` only.
@@ -85,9 +104,18 @@ class HostArena:
         out : torch.Tensor
             Shape ``(stop - start, *part.shape)``. On a CUDA device the copies are asynchronous on the current stream.
         """
-        region = self._regions[part.name]
         for at, origin, count in self._runs(slots, start, stop):
-            out[at : at + count].copy_(region[origin : origin + count], non_blocking=True)
+            rows = self._regions[part.name][origin : origin + count]
+            if part.codec == "none":
+                out[at : at + count].copy_(rows.view(part.dtype).view(count, *part.shape), non_blocking=True)
+            else:
+                # Coded bytes are fewer: they travel, and are decoded where they are needed.
+                codec_of(part.codec).decode(rows.to(out.device, non_blocking=True), out[at : at + count])
+
+    def rows(self, part: PartSpec, slot: int, tokens: int) -> torch.Tensor:
+        """Return the bytes of the first `tokens` tokens of `part` at `slot`, ``(tokens, part.token_bytes)`` uint8: a view."""
+        start = slot * self.layout.page_size
+        return self._regions[part.name][start : start + tokens]
 
     def seal(self, part: PartSpec, slot: int, tokens: int) -> None:
         """Note a checksum of the first `tokens` tokens of `part` in the page at `slot`, for `damaged`."""
@@ -103,10 +131,11 @@ class HostArena:
         return wrong
 
     def _sum(self, part: PartSpec, slot: int, tokens: int) -> int:
-        start = slot * self.layout.page_size
-        rows = self._regions[part.name][start : start + tokens]
-        data: Any = rows.view(torch.uint8).numpy()
+        data: Any = self.rows(part, slot, tokens).numpy()
         return xxh3_64_intdigest(data)
+
+    def _slots_of(self, part: PartSpec) -> int:
+        return self.hidden_slots if part.name in self._hidden else self.slots
 
     def _runs(self, slots: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Yield (offset from `start`, first row in the region, rows), with neighbouring slots joined."""
