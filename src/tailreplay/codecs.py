@@ -13,19 +13,16 @@ as something else: see `Codec.encode`. Zero keeps no sign.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Protocol
 
 import torch
 
+from tailreplay.codec_room import Room, blocks_of, rooms
 from tailreplay.errors import CacheConfigError
-
-BLOCK = 128
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _SCALE_MIN, _SCALE_MAX = 2.0**-24, 65504.0
-# Channels coded at once. On a CPU the two float32 copies of them stay in a core's L2 cache, and the cost of a dozen
-# calls stays small beside the work; on other devices it only limits memory.
-_AT_ONCE_CPU, _AT_ONCE = 1 << 16, 1 << 24
 
 
 class Codec(Protocol):
@@ -87,13 +84,13 @@ class _Bytes:
 
     def encode(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         _check(self, rows, out)
-        out.copy_(_flat(rows.contiguous()).view(torch.uint8))
+        out.copy_(_bytes(rows.contiguous()))
 
     def decode(self, coded: torch.Tensor, out: torch.Tensor) -> None:
         _check(self, out, coded)
         # Bytes are copied, not viewed as the dtype: coded rows need not be aligned for it.
         whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        _flat(whole).view(torch.uint8).copy_(coded)
+        _bytes(whole).copy_(coded)
         if whole is not out:
             out.copy_(whole)
 
@@ -110,76 +107,62 @@ class _Blocks:
         if dtype not in _FLOATS:
             raise CacheConfigError(f"Codec '{self.name}' codes float32, bfloat16 and float16, not {dtype}.")
         channels = math.prod(shape)
-        return channels + channels % 2 + 2 * _blocks(channels)
+        return channels + channels % 2 + 2 * blocks_of(channels)
 
     @torch.no_grad()
     def encode(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         _check(self, rows, out)
-        tokens, channels = rows.shape[0], math.prod(rows.shape[1:])
-        blocks = _blocks(channels)
-        step = _step(rows.device, blocks)
-        values = _buffer(min(step, tokens), blocks, rows.device)
-        magnitudes = torch.empty_like(values, dtype=torch.int32)
-        peaks = torch.empty(tokens, blocks, dtype=torch.int32, device=rows.device)
-        scales = torch.empty(tokens, blocks, dtype=torch.float16, device=rows.device)
-        for at in range(0, tokens, step):
-            end = min(at + step, tokens)
-            some, quotients = magnitudes[: end - at], values[: end - at]
-            inner = _flat(quotients)[:, :channels]
-            inner.view(end - at, *rows.shape[1:]).copy_(rows[at:end])
+        for begin, end, room in rooms(rows):
+            room.inner.copy_(rows[begin:end])
+            torch.abs(room.values, out=room.spare)
             # As integers: a NaN is above infinity there, and denormals count even where the CPU flushes them to zero.
-            torch.bitwise_and(quotients.view(torch.int32), 0x7FFFFFFF, out=some)
-            torch.amax(some, -1, out=peaks[at:end])
-            scale = scales[at:end]
-            self._scale(peaks[at:end].view(torch.float32), scale)
-            quotients.mul_(scale.float().reciprocal_()[..., None])
-            self._narrow(inner, out[at:end, :channels])
-        out[:, channels : channels + channels % 2].zero_()
-        out[:, channels + channels % 2 :].copy_(scales.view(torch.uint8))
-        self._refuse(peaks)
+            torch.amax(room.spare_bits, -1, out=room.peak_bits)
+            self._refuse(room.peak_bits)
+            self._scale(room)
+            room.values.mul_(room.scale[..., None])
+            self._narrow(room, out[begin:end, : room.channels])
+            out[begin:end, room.even :].copy_(room.stored_bytes)
+            if room.even > room.channels:
+                out[begin:end, room.channels].zero_()
 
     @torch.no_grad()
     def decode(self, coded: torch.Tensor, out: torch.Tensor) -> None:
         _check(self, out, coded)
-        tokens, channels = out.shape[0], math.prod(out.shape[1:])
-        blocks = _blocks(channels)
-        step = _step(out.device, blocks)
-        values = _buffer(min(step, tokens), blocks, out.device)
-        scales = coded[:, channels + channels % 2 :].contiguous().view(torch.float16).float()[..., None]
-        for at in range(0, tokens, step):
-            end = min(at + step, tokens)
-            some = values[: end - at]
-            inner = _flat(some)[:, :channels]
-            self._widen(coded[at:end, :channels], inner)
-            some.mul_(scales[at:end])
+        for begin, end, room in rooms(out):
+            # Copied as bytes: coded rows need not be aligned.
+            room.stored_bytes.copy_(coded[begin:end, room.even :])
+            room.scale.copy_(room.stored)
+            self._widen(room, coded[begin:end, : room.channels])
+            room.values.mul_(room.scale[..., None])
             if out.dtype is torch.float16:
                 # The scale was rounded up: the largest code may lie just above the largest float16.
-                some.clamp_(-65504.0, 65504.0)
-            out[at:end].copy_(inner.view(end - at, *out.shape[1:]))
+                room.values.clamp_(-_SCALE_MAX, _SCALE_MAX)
+            out[begin:end].copy_(room.inner)
 
-    def _scale(self, peaks: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the scale of each block's largest magnitude, rounded up. Blocks of zeros get the smallest one."""
-        peaks = peaks.clamp(min=self.top * _SCALE_MIN)
-        out.copy_(peaks / self.top)
+    def _scale(self, room: Room) -> None:
+        """Write `stored`, each block's scale rounded up, and its inverse as `scale`. Zeros get the smallest one."""
+        torch.clamp(room.peaks, min=self.top * _SCALE_MIN, out=room.peaks)
+        room.stored.copy_(torch.div(room.peaks, self.top, out=room.scale))
         # Exact in float32: a scale has 11 significant bits, and the largest code at most 7.
-        out.view(torch.int16).add_(out.float().mul_(self.top) < peaks)
+        torch.mul(room.stored, self.top, out=room.scale)
+        room.stored_bits.add_(torch.lt(room.scale, room.peaks, out=room.short))
+        room.scale.copy_(room.stored).reciprocal_()
 
     def _refuse(self, peaks: torch.Tensor) -> None:
-        least, most = (torch.tensor(self.top * scale).view(torch.int32).item() for scale in (_SCALE_MIN, _SCALE_MAX))
-        outside = (peaks > most) | ((peaks > 0) & (peaks < least))
-        # On CUDA this waits for the device, once a call: what must not be stored has to be known before it is.
-        if bool(outside.any()):
+        least, most = _bits(self.top * _SCALE_MIN), _bits(self.top * _SCALE_MAX)
+        # On CUDA these wait for the device: what must not be stored has to be known before it is.
+        if int(peaks.amax()) > most or (int(peaks.amin()) < least and bool(((peaks > 0) & (peaks < least)).any())):
             raise ValueError(
                 f"Codec '{self.name}' holds blocks of zeros and blocks whose largest magnitude is "
                 f"{self.top * _SCALE_MIN:.3g} to {self.top * _SCALE_MAX:.3g}, but some value is not finite or outside."
             )
 
-    def _narrow(self, quotients: torch.Tensor, out: torch.Tensor) -> None:
-        """Write float32 quotients ``(n, d)`` as codes, uint8. May mutate both."""
+    def _narrow(self, room: Room, out: torch.Tensor) -> None:
+        """Write the quotients in `room` as codes ``(n, d)``, uint8. May mutate them."""
         raise NotImplementedError
 
-    def _widen(self, codes: torch.Tensor, out: torch.Tensor) -> None:
-        """Write uint8 codes ``(n, d)`` as float32."""
+    def _widen(self, room: Room, codes: torch.Tensor) -> None:
+        """Write codes ``(n, d)``, uint8, as values in `room`."""
         raise NotImplementedError
 
 
@@ -188,11 +171,12 @@ class _Int8(_Blocks):
 
     name, top = "int8", 127.0
 
-    def _narrow(self, quotients: torch.Tensor, out: torch.Tensor) -> None:
-        out.view(torch.int8).copy_(quotients.round_())
+    def _narrow(self, room: Room, out: torch.Tensor) -> None:
+        room.values.round_()
+        out.view(torch.int8).copy_(room.flat)
 
-    def _widen(self, codes: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(codes.view(torch.int8))
+    def _widen(self, room: Room, codes: torch.Tensor) -> None:
+        room.flat.copy_(codes.view(torch.int8))
 
 
 class _Float8(_Blocks):
@@ -200,18 +184,18 @@ class _Float8(_Blocks):
 
     name, top = "fp8_e4m3", 448.0
 
-    def _narrow(self, quotients: torch.Tensor, out: torch.Tensor) -> None:
-        out.view(torch.float8_e4m3fn).copy_(quotients)
+    def _narrow(self, room: Room, out: torch.Tensor) -> None:
+        out.view(torch.float8_e4m3fn).copy_(room.flat)
 
-    def _widen(self, codes: torch.Tensor, out: torch.Tensor) -> None:
+    def _widen(self, room: Room, codes: torch.Tensor) -> None:
         if codes.device.type != "cpu":
-            out.copy_(codes.view(torch.float8_e4m3fn))
+            room.flat.copy_(codes.view(torch.float8_e4m3fn))
             return
         # torch's own conversion is some ten times slower on a CPU. A code's exponent and mantissa, moved into those of
         # a float16, are that value times 2**-8; a float16 holds all of them, with or without an implicit bit.
-        bits = codes.view(torch.int8).to(torch.int16)
-        bits.bitwise_left_shift_(7).bitwise_and_(~0x4000)
-        out.copy_(bits.view(torch.float16)).mul_(256.0)
+        room.short_ints.copy_(codes.view(torch.int8)).bitwise_left_shift_(7).bitwise_and_(~0x4000)
+        room.flat.copy_(room.short_ints.view(torch.float16))
+        room.scale.mul_(256.0)
 
 
 _KNOWN: dict[str, Codec] = {codec.name: codec for codec in (_Bytes(), _Int8(), _Float8())}
@@ -240,19 +224,10 @@ def _check(codec: Codec, rows: torch.Tensor, coded: torch.Tensor) -> None:
         )
 
 
-def _blocks(channels: int) -> int:
-    return -(-channels // BLOCK)
+def _bytes(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(rows.shape[0], math.prod(rows.shape[1:])).view(torch.uint8)
 
 
-def _step(device: torch.device, blocks: int) -> int:
-    """Tokens to code at once."""
-    return max(1, (_AT_ONCE_CPU if device.type == "cpu" else _AT_ONCE) // (blocks * BLOCK))
-
-
-def _buffer(tokens: int, blocks: int, device: torch.device) -> torch.Tensor:
-    """Float32 ``(tokens, blocks, BLOCK)``. Zero, since a block that is not full takes part as a whole."""
-    return torch.zeros(tokens, blocks, BLOCK, dtype=torch.float32, device=device)
-
-
-def _flat(rows: torch.Tensor) -> torch.Tensor:
-    return rows.view(rows.shape[0], math.prod(rows.shape[1:]))
+@cache
+def _bits(value: float) -> int:
+    return int(torch.tensor(value).view(torch.int32))
