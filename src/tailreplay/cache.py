@@ -1,4 +1,4 @@
-"""The prefix cache: the catalog decides, the host arena executes."""
+"""The prefix cache: the catalog decides; the host arena and the tiers below it execute."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tailreplay import writing
 from tailreplay.catalog import Catalog, check_page_size
 from tailreplay.chain import Chain
 from tailreplay.costs import CostModel
@@ -18,6 +19,7 @@ from tailreplay.modes import Reuse
 from tailreplay.plan import ReplayPlan, make_plan
 from tailreplay.provenance import Provenance
 from tailreplay.sizes import parse_bytes
+from tailreplay.storage import Storage
 from tailreplay.topology import Topology
 from tailreplay.views import PagesView
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from tailreplay.pages import PageLayout
     from tailreplay.tiers.host import HostArena
+    from tailreplay.tiers.lower import LowerTiers
 
 _RELEASED = "This plan was released (or made by another cache): its pages may be gone."
 _UNBOUND = "The cache has no page layout yet: attach a model first (HybridLM does) or call bind()."
@@ -33,7 +36,17 @@ _UNBOUND = "The cache has no page layout yet: attach a model first (HybridLM doe
 
 @dataclass(frozen=True)
 class CacheStats:
-    """A snapshot of the cache. Bytes and pages now; evictions and refusals since the start."""
+    """A snapshot of the cache. Bytes and pages now; the rest since the start.
+
+    Attributes
+    ----------
+    stripped : int
+        Pages whose hiddens made room for others'.
+    damaged : int
+        Pages in host memory whose bytes were not what was stored.
+    moved : dict
+        What went to and came from the tiers below (see `tailreplay.tiers.mover.Mover.counts`).
+    """
 
     pages: int
     pinned: int
@@ -41,10 +54,13 @@ class CacheStats:
     bytes_limit: int
     evictions: int
     refused: dict[str, int] = field(default_factory=dict)
+    stripped: int = 0
+    damaged: int = 0
+    moved: dict[str, int] = field(default_factory=dict)
 
 
 class PrefixCache:
-    """Cached prefixes of one model layout, in host memory under a hard byte limit. Thread-safe.
+    """Cached prefixes of one model layout, in host memory under a hard byte limit and in tiers below it. Thread-safe.
 
     Parameters
     ----------
@@ -54,6 +70,8 @@ class PrefixCache:
         Tokens a page; any multiple of 16.
     min_match : int
         A shorter match is a miss.
+    storage : Storage, optional
+        Tiers below host memory, codecs, eviction policy and quotas; plain host memory if not given.
 
     Raises
     ------
@@ -61,24 +79,35 @@ class PrefixCache:
         If a size is not valid.
     """
 
-    def __init__(self, host_bytes: int | str = "4GiB", page_size: int = 64, min_match: int = 1) -> None:
+    def __init__(
+        self,
+        host_bytes: int | str = "4GiB",
+        page_size: int = 64,
+        min_match: int = 1,
+        storage: Storage | None = None,
+    ) -> None:
         self.host_bytes = parse_bytes(host_bytes)
         check_page_size(page_size)
         self.page_size = page_size
         self.min_match = min_match
+        self.storage = storage if storage is not None else Storage()
         self._lock = threading.Lock()
         self._catalog: Catalog | None = None
         self._arena: HostArena | None = None
+        self._lower: LowerTiers | None = None
+        self._damaged = 0
         self._leases: dict[int, ReplayPlan] = {}
         self._refused: Counter[str] = Counter()
 
-    def bind(self, layout: PageLayout, pin: bool = False) -> None:
-        """Allocate the arena for `layout`; a second call with the same layout does nothing.
+    def bind(self, layout: PageLayout, pin: bool = False, label: str = "") -> None:
+        """Allocate the arena for `layout` and open the tiers below; a second call with the same layout does nothing.
 
         Parameters
         ----------
         pin : bool
             Use page-locked memory (when the model is on a CUDA device).
+        label : str
+            Name of the model for people who look at the stored pages.
 
         Raises
         ------
@@ -89,7 +118,7 @@ class PrefixCache:
 
         with self._lock:
             if self._arena is not None:
-                if self._arena.layout != layout:
+                if self._arena.layout.digest != layout.digest:
                     raise CacheConfigError(
                         "This cache holds pages of a model with another layout: give each its own PrefixCache."
                     )
@@ -98,9 +127,12 @@ class PrefixCache:
                 raise CacheConfigError(
                     f"Pages of {layout.page_size} tokens do not fit a cache of {self.page_size} a page."
                 )
-            catalog = Catalog(self.page_size, self.host_bytes, layout.page_bytes)
-            self._arena = HostArena(layout, catalog.slots, pin)
-            self._catalog = catalog
+            storage = self.storage
+            layout = layout.with_codecs(storage.host_codec, storage.host_kv_codec)
+            catalog = storage.catalog(self.host_bytes, layout)
+            arena = HostArena(layout, catalog.slots, catalog.hidden_slots, pin)
+            self._lower = storage.lower_tiers(catalog, arena, self._lock, label)
+            self._arena, self._catalog = arena, catalog
 
     def lookup(
         self,
@@ -118,15 +150,21 @@ class PrefixCache:
             If a token id is not valid.
         """
         ids = token_bytes(tokens)
-        count = len(ids) // TOKEN_BYTES
-        with self._lock:
-            match = Match(0, (), "end")
-            if reuse.mode != "off":
-                match = self._tree.match(ids, namespace, limit=count - 1, exact_only=reuse.mode == "exact")
-            plan = make_plan(match, count, reuse, topology, min_match=self.min_match, costs=costs)
-            self._tree.pin(plan.pages)
-            self._leases[id(plan)] = plan
-            return plan
+        plan = self._plan(ids, namespace, reuse, topology, costs)
+        if self._lower is not None and _may_be_longer(plan, reuse):
+            # Nothing of it may be evicted while more is brought up: it stays pinned until the longer one is.
+            came = self._lower.promote(ids, namespace, reuse, topology, plan.tokens - 1)
+            plan = self._again(plan, ids, namespace, reuse, topology, costs) if came else plan
+        while self._condemn_damaged(plan):
+            plan = self._again(plan, ids, namespace, reuse, topology, costs)
+        return plan
+
+    def prefetch(self, tokens: TokenIds, namespace: Namespace, reuse: Reuse, topology: Topology) -> int:
+        """Bring a prompt's pages up from lower tiers before it is looked up. Returns how many came; blocks until then."""
+        ids = token_bytes(tokens)
+        if self._lower is None or reuse.mode == "off" or len(ids) < 2 * TOKEN_BYTES:
+            return 0
+        return self._lower.promote(ids, namespace, reuse, topology, len(ids) // TOKEN_BYTES - 1)
 
     def fetch(self, plan: ReplayPlan) -> PagesView:
         """Return a reader of the plan's pages, valid until `release`."""
@@ -188,23 +226,28 @@ class PrefixCache:
         admitted: list[Admission] = []
         try:
             ids = token_bytes(tokens)
-            columns = list(zip(arena.layout.parts, [*(tensor for pair in kv for tensor in pair), *hidden], strict=True))
-            for part, tensor in columns:
+            flat = [tensor for pair in kv for tensor in pair]
+            for part, tensor in zip(arena.layout.parts, [*flat, *hidden], strict=True):
                 part.check(tensor, len(tokens))
             with self._lock:
-                self._admit(chain, ids, provenance, admitted)
-            for first, slots in _runs_to_fill(admitted):
-                span = slice(first * self.page_size, min((first + len(slots)) * self.page_size, len(tokens)))
-                for part, tensor in columns:
-                    arena.write(part, slots, tensor[span])
+                provenance = Provenance(provenance.depth, provenance.lossy or arena.layout.lossy)
+                admitted = writing.admit(self._tree, chain, ids, provenance, bool(hidden))
+                if chain.stopped:
+                    self._refused[chain.stopped] += 1
+            writing.fill(arena, admitted, flat, hidden)
         except BaseException:
             with self._lock:
-                self._abort(admitted)
+                writing.abort(self._tree, admitted)
                 chain.stopped = "failed"
                 self._refused["failed"] += 1
             raise
         with self._lock:
-            return self._commit(chain, admitted)
+            stored = writing.commit(self._tree, chain, admitted)
+            if self._lower is not None:
+                for admission in admitted:
+                    if admission.fill is not None and admission.page is not None:
+                        self._lower.spill(admission.page, chain.namespace)
+            return stored
 
     def fork(self, chain: Chain) -> Chain:
         """Return a second chain that goes on from where `chain` is; closed on its own."""
@@ -220,8 +263,17 @@ class PrefixCache:
                 chain.stopped = "ended"
                 self._tree.unpin((chain.page,))
 
+    def flush(self, seconds: float = 60.0) -> bool:
+        """Wait until all that is stored is in the tiers below, too. False if that takes longer than `seconds`."""
+        return self._lower is None or self._lower.flush(seconds)
+
+    def close(self) -> None:
+        """Write what still waits to be written and let go of the tiers. A second call does nothing."""
+        if self._lower is not None:
+            self._lower.close()
+
     def clear(self) -> None:
-        """Drop every page that is not in use."""
+        """Drop every page in host memory that is not in use; tiers below keep theirs."""
         with self._lock:
             if self._catalog is not None:
                 self._catalog.clear()
@@ -233,7 +285,15 @@ class PrefixCache:
             if tree is None:
                 return CacheStats(0, 0, 0, self.host_bytes, 0)
             return CacheStats(
-                tree.pages, tree.pinned, tree.bytes_used, self.host_bytes, tree.evictions, dict(self._refused)
+                tree.pages,
+                tree.pinned,
+                tree.bytes_used,
+                self.host_bytes,
+                tree.evictions,
+                dict(self._refused),
+                tree.stripped,
+                self._damaged,
+                self._lower.counts() if self._lower is not None else {},
             )
 
     @property
@@ -242,49 +302,49 @@ class PrefixCache:
             raise RuntimeError(_UNBOUND)
         return self._catalog
 
-    def _admit(self, chain: Chain, ids: bytes, provenance: Provenance, admitted: list[Admission]) -> None:
-        """Append an admission a page to `admitted`, up to the first that is refused."""
-        step = self.page_size * TOKEN_BYTES
-        page = chain.page
-        for at in range(0, len(ids), step):
-            admission = self._tree.admit(page, chain.namespace, ids[at : at + step], provenance)
-            if admission.page is None:
-                chain.stopped = admission.reason
-                self._refused[admission.reason] += 1
-                break
-            admitted.append(admission)
-            page = admission.page
+    def _plan(
+        self, ids: bytes, namespace: Namespace, reuse: Reuse, topology: Topology, costs: CostModel | None
+    ) -> ReplayPlan:
+        """Plan from what host memory holds, and pin it."""
+        count = len(ids) // TOKEN_BYTES
+        with self._lock:
+            match = Match(0, (), "end")
+            if reuse.mode != "off":
+                match = self._tree.match(ids, namespace, limit=count - 1, exact_only=reuse.mode == "exact")
+            plan = make_plan(match, count, reuse, topology, min_match=self.min_match, costs=costs)
+            self._tree.pin(plan.pages, plan.tail_start)
+            self._leases[id(plan)] = plan
+            return plan
 
-    def _abort(self, admitted: list[Admission]) -> None:
-        for admission in reversed(admitted):
-            if admission.fill is not None:
-                self._tree.abort(admission.fill)
-            elif admission.page is not None:
-                self._tree.unpin((admission.page,))
+    def _again(
+        self,
+        plan: ReplayPlan,
+        ids: bytes,
+        namespace: Namespace,
+        reuse: Reuse,
+        topology: Topology,
+        costs: CostModel | None,
+    ) -> ReplayPlan:
+        """Plan once more, now that there is more, or less, in host memory."""
+        better = self._plan(ids, namespace, reuse, topology, costs)
+        self.release(plan)
+        return better
 
-    def _commit(self, chain: Chain, admitted: list[Admission]) -> int:
-        stored = 0
-        for admission in admitted:
-            assert admission.page is not None
-            if admission.fill is not None:
-                self._tree.commit(admission.fill)
-            self._tree.unpin((chain.page,))
-            chain.page = admission.page
-            stored += admission.page.tokens
-        chain.tokens += stored
-        if chain.tokens % self.page_size:
-            chain.stopped = chain.stopped or "partial"
-        return stored
+    def _condemn_damaged(self, plan: ReplayPlan) -> bool:
+        """Let pages of `plan` whose bytes are not what was stored not be matched again. Whether there were any."""
+        arena = self._arena
+        if arena is None or not plan.pages:
+            return False
+        tail = [page for page in plan.pages if plan.replayed and page.start + page.tokens > plan.tail_start]
+        wrong = {page for page in plan.pages if arena.is_damaged(arena.layout.kv_parts, page.slot)}
+        wrong |= {page for page in tail if arena.is_damaged(arena.layout.hidden, page.hidden_slot)}
+        with self._lock:
+            self._damaged += len(wrong)
+            for page in wrong:
+                self._tree.condemn(page)
+        return bool(wrong)
 
 
-def _runs_to_fill(admitted: list[Admission]) -> list[tuple[int, list[int]]]:
-    """Join neighbouring pages that must be written: (index of the first, slots)."""
-    runs: list[tuple[int, list[int]]] = []
-    for index, admission in enumerate(admitted):
-        if admission.fill is None:
-            continue
-        if runs and runs[-1][0] + len(runs[-1][1]) == index:
-            runs[-1][1].append(admission.fill.slot)
-        else:
-            runs.append((index, [admission.fill.slot]))
-    return runs
+def _may_be_longer(plan: ReplayPlan, reuse: Reuse) -> bool:
+    """Whether tiers below host memory may have more of a prompt, or hiddens that a longer hit needs."""
+    return reuse.mode != "off" and plan.tokens > 1 and (plan.matched < plan.tokens - 1 or plan.short_tail)

@@ -146,6 +146,13 @@ class Catalog:
             self._roots[namespace.digest] = root
         return root
 
+    def find(self, key: bytes, namespace: Namespace) -> Page | None:
+        """Return the ready page of that key, or the root of `namespace` (made if need be) if it is its digest."""
+        if key == namespace.digest:
+            return self.root(namespace)
+        page = self._pages.get(key)
+        return page if page is not None and page.ready else None
+
     def admit(
         self, parent: Page, namespace: Namespace, ids: bytes, provenance: Provenance, hidden: bool = True
     ) -> Admission:

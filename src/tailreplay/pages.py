@@ -80,9 +80,14 @@ class PageLayout:
     hidden: tuple[PartSpec, ...]
 
     @property
+    def kv_parts(self) -> tuple[PartSpec, ...]:
+        """Keys and values by layer."""
+        return tuple(part for pair in self.kv for part in pair)
+
+    @property
     def parts(self) -> tuple[PartSpec, ...]:
         """All parts: keys and values by layer, then hiddens by group."""
-        return tuple(part for pair in self.kv for part in pair) + self.hidden
+        return self.kv_parts + self.hidden
 
     @property
     def kv_bytes_per_token(self) -> int:

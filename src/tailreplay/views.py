@@ -18,6 +18,8 @@ class PagesView:
     def __init__(self, arena: HostArena, plan: ReplayPlan) -> None:
         self._arena = arena
         self._slots = [page.slot for page in plan.pages]
+        self._hidden_slots = [page.hidden_slot for page in plan.pages]
+        self._size = arena.layout.page_size
         self._matched = plan.matched
 
     def keys_values(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -32,5 +34,13 @@ class PagesView:
             self._arena.read(part, self._slots, 0, self._matched, out)
 
     def hidden(self, index: int, start: int, stop: int, out: torch.Tensor) -> None:
-        """Copy hiddens ``start .. stop-1`` of the `index`-th stored group into `out`, shape ``(stop - start, d)``."""
-        self._arena.read(self._arena.layout.hidden[index], self._slots, start, stop, out)
+        """Copy hiddens ``start .. stop-1`` of the `index`-th stored group into `out`, shape ``(stop - start, d)``.
+
+        Raises
+        ------
+        LookupError
+            If they are not there: a plan makes sure of its tails only.
+        """
+        if min(self._hidden_slots[start // self._size : -(-stop // self._size)], default=0) < 0:
+            raise LookupError(f"Hiddens {start} to {stop - 1} are not all in host memory.")
+        self._arena.read(self._arena.layout.hidden[index], self._hidden_slots, start, stop, out)

@@ -130,6 +130,10 @@ class HostArena:
                 wrong.append(slot)
         return wrong
 
+    def is_damaged(self, parts: Sequence[PartSpec], slot: int) -> bool:
+        """Whether any of `parts` at `slot` is not what was sealed."""
+        return any(self.damaged(part, (slot,)) for part in parts)
+
     def _sum(self, part: PartSpec, slot: int, tokens: int) -> int:
         data: Any = self.rows(part, slot, tokens).numpy()
         return xxh3_64_intdigest(data)

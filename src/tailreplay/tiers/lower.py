@@ -1,0 +1,117 @@
+"""The tiers below the host memory of one process: pages go down as they are stored, and come up when a prompt needs them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from tailreplay.catalog import Catalog
+from tailreplay.decisions import Match
+from tailreplay.keys import Namespace
+from tailreplay.modes import Reuse
+from tailreplay.page import Page
+from tailreplay.tiers.base import Tier
+from tailreplay.tiers.finder import Finder
+from tailreplay.tiers.mover import Mover, Spill
+from tailreplay.tiers.naming import record_of
+from tailreplay.tiers.packing import Packer
+from tailreplay.tiers.promotion import Promotion, Search
+from tailreplay.topology import Topology
+
+_PATIENCE = 2.0
+_SLOWEST = 50e6
+# Pages that wait to be written are pinned: so many of all may be.
+_SPILL_SHARE = 4
+
+
+class LowerTiers:
+    """Moves pages between a catalog's arena and tiers. Thread-safe.
+
+    Parameters
+    ----------
+    lock : threading.Lock
+        Guards `catalog`; never held while a tier is asked.
+    tiers : sequence of Tier
+        Fastest first, each within a deadline (see `tailreplay.tiers.guard`).
+    """
+
+    def __init__(self, catalog: Catalog, lock: threading.Lock, packer: Packer, tiers: Sequence[Tier]) -> None:
+        self._catalog = catalog
+        self._lock = lock
+        self.tiers = tiers
+        self._finder = Finder(tiers, catalog.page_size)
+        self._mover = Mover(packer, tiers)
+        # One prompt at a time: what a prefetch is just bringing up, the request itself waits for.
+        self._turn = threading.Lock()
+        self._spilling: dict[int, Page] = {}
+        self._tag = 0
+        self.skipped = 0
+
+    def promote(self, ids: bytes, namespace: Namespace, reuse: Reuse, topology: Topology, limit: int) -> int:
+        """Bring up what the tiers hold of a prompt beyond host memory, or lack there. Returns how many pages came.
+
+        Blocks until they are there, a tier's deadline has passed, or it takes longer than their bytes justify; what comes
+        later still can be matched later.
+        """
+        with self._turn:
+            match = self._match(ids, namespace, reuse, limit)
+            search = Search(match, namespace, self._catalog.page_size, reuse, topology)
+            found = self._finder.find(ids[: 4 * limit], namespace, search.start, search.parent)
+            lacking = [page for page in self._finder.pages(search.lacking) if page is not None] if search.lacking else []
+            if not found and not lacking:
+                return 0
+            arrived = threading.Event()
+            with self._lock:
+                promotion = Promotion(
+                    self._catalog, namespace, ids, limit, reuse, topology, lacking, found, first_tag=self._tag
+                )
+                self._tag += len(promotion.orders)
+            if not promotion.orders:
+                with self._lock:
+                    return promotion.finish()
+            came: list[int] = []
+
+            def done(tag: int, good: bool) -> None:
+                with self._lock:
+                    if promotion.end(tag, good):
+                        came.append(promotion.finish())
+                        arrived.set()
+
+            self._mover.fetch(promotion.orders, done)
+            nbytes = sum(size for order in promotion.orders for *_, size in order.slots)
+            arrived.wait(_PATIENCE + nbytes / _SLOWEST)
+            return came[0] if came else 0
+
+    def spill(self, page: Page, namespace: Namespace) -> None:
+        """Write a committed page to the tiers, some time later. Under the lock."""
+        if len(self._spilling) * _SPILL_SHARE > self._catalog.slots or page.damaged:
+            self.skipped += 1
+            return
+        self._tag += 1
+        self._catalog.pin((page,), tail=page.start + page.tokens)
+        self._spilling[self._tag] = page
+        self._mover.spill(Spill(self._tag, record_of(page, namespace), page.slot, page.hidden_slot), self._spilled)
+
+    def flush(self, seconds: float = 60.0) -> bool:
+        """Wait until all pages stored so far are written. False if that takes longer."""
+        return self._mover.flush(seconds)
+
+    def counts(self) -> dict[str, int]:
+        """Return what was moved since the start (see `Mover.counts`)."""
+        return {**self._mover.counts, "skipped": self.skipped, "passed_over": self._finder.damaged}
+
+    def close(self) -> None:
+        """Write what waits to be written, then let go of the tiers. A second call does nothing."""
+        self._mover.close()
+        for tier in self.tiers:
+            tier.close()
+
+    # ---- inside
+
+    def _match(self, ids: bytes, namespace: Namespace, reuse: Reuse, limit: int) -> Match:
+        with self._lock:
+            return self._catalog.match(ids, namespace, limit=limit, exact_only=reuse.mode == "exact")
+
+    def _spilled(self, tag: int, good: bool) -> None:
+        with self._lock:
+            self._catalog.unpin((self._spilling.pop(tag),))
