@@ -6,7 +6,7 @@ each block of 128 (the last may be shorter) has one scale, and a token has an ev
 aligned wherever the first token is.
 
 A block holds ``code * scale``. With s its largest magnitude over the largest code, its scale is a float16 from s to
-``s * (1 + 2**-10) + 2**-24``: never below s, so that no quotient exceeds the largest code and nothing has to be clamped.
+``1.001 * s + 2**-24``: never below s, so that no quotient exceeds the largest code and nothing has to be clamped.
 What such a scale cannot hold is refused, never stored as something else: see `Codec.encode`. Zero may lose its sign.
 """
 

@@ -23,7 +23,7 @@ def int8_codes(token: NDArray[np.float64], scales: NDArray[np.float64]) -> NDArr
 def int8_scale_range(token: NDArray[np.float64]) -> list[tuple[float, float]]:
     """Return between which numbers each block's scale has to lie."""
     least = [float(np.abs(token[at : at + BLOCK]).max()) / TOP for at in range(0, len(token), BLOCK)]
-    return [(s, s * (1 + 2.0**-10) + 2.0**-24) for s in least]
+    return [(s, 1.001 * s + 2.0**-24) for s in least]
 
 
 def int8_values(codes: NDArray[np.int64], scales: NDArray[np.float64]) -> NDArray[np.float64]:
