@@ -5,9 +5,9 @@ A coded token is a row of bytes of its own, so coded rows can be cut by token. A
 each block of 128 (the last may be shorter) has one scale, and a token has an even number of bytes, so that scales are
 aligned wherever the first token is.
 
-A block holds ``code * scale``. Its scale is its largest magnitude over the largest code, rounded *up* to float16: no
-quotient exceeds the largest code, so nothing has to be clamped. What such a scale cannot hold is refused, never stored
-as something else: see `Codec.encode`. Zero keeps no sign.
+A block holds ``code * scale``. With s its largest magnitude over the largest code, its scale is a float16 from s to
+``1.001 * s + 2**-24``: never below s, so that no quotient exceeds the largest code and nothing has to be clamped.
+What such a scale cannot hold is refused, never stored as something else: see `Codec.encode`. Zero may lose its sign.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from tailreplay.codec_room import Room, blocks_of, rooms
 from tailreplay.errors import CacheConfigError
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_SCALE_MIN, _SCALE_MAX = 2.0**-24, 65504.0
+# Ratios of a block's largest magnitude to the largest code for which the scale below is a float16 that is not far off.
+_SCALE_MIN, _SCALE_MAX = 2.0**-24, 65472.0
+_HALF_UNIT = torch.tensor(2.0**-25 + 2.0**-40)  # of float16's smallest numbers
 
 
 class Codec(Protocol):
@@ -119,7 +121,7 @@ class _Blocks:
             torch.amax(room.spare_bits, -1, out=room.peak_bits)
             self._refuse(room.peak_bits)
             self._scale(room)
-            room.values.mul_(room.scale[..., None])
+            room.values.mul_(room.factors)
             self._narrow(room, out[begin:end, : room.channels])
             out[begin:end, room.even :].copy_(room.stored_bytes)
             if room.even > room.channels:
@@ -133,25 +135,23 @@ class _Blocks:
             room.stored_bytes.copy_(coded[begin:end, room.even :])
             room.scale.copy_(room.stored)
             self._widen(room, coded[begin:end, : room.channels])
-            room.values.mul_(room.scale[..., None])
+            room.values.mul_(room.factors)
             if out.dtype is torch.float16:
                 # The scale was rounded up: the largest code may lie just above the largest float16.
-                room.values.clamp_(-_SCALE_MAX, _SCALE_MAX)
+                room.values.clamp_(-65504.0, 65504.0)
             out[begin:end].copy_(room.inner)
 
     def _scale(self, room: Room) -> None:
-        """Write `stored`, each block's scale rounded up, and its inverse as `scale`. Zeros get the smallest one."""
-        torch.clamp(room.peaks, min=self.top * _SCALE_MIN, out=room.peaks)
-        room.stored.copy_(torch.div(room.peaks, self.top, out=room.scale))
-        # Exact in float32: a scale has 11 significant bits, and the largest code at most 7.
-        torch.mul(room.stored, self.top, out=room.scale)
-        room.stored_bits.add_(torch.lt(room.scale, room.peaks, out=room.short))
+        """Write each block's scale as `stored`, and its inverse as `scale`."""
+        # Half a unit in the last place more, so that rounding to the nearest float16 never goes below.
+        torch.add(_HALF_UNIT, room.peaks, alpha=(1 + 2.0**-11 + 2.0**-20) / self.top, out=room.scale)
+        room.stored.copy_(room.scale)
         room.scale.copy_(room.stored).reciprocal_()
 
     def _refuse(self, peaks: torch.Tensor) -> None:
+        low, high = (int(bits) for bits in torch.aminmax(peaks))  # on CUDA this waits, for what must not be stored
         least, most = _bits(self.top * _SCALE_MIN), _bits(self.top * _SCALE_MAX)
-        # On CUDA these wait for the device: what must not be stored has to be known before it is.
-        if int(peaks.amax()) > most or (int(peaks.amin()) < least and bool(((peaks > 0) & (peaks < least)).any())):
+        if high > most or (low < least and bool(((peaks > 0) & (peaks < least)).any())):
             raise ValueError(
                 f"Codec '{self.name}' holds blocks of zeros and blocks whose largest magnitude is "
                 f"{self.top * _SCALE_MIN:.3g} to {self.top * _SCALE_MAX:.3g}, but some value is not finite or outside."
