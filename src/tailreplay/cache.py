@@ -129,7 +129,7 @@ class PrefixCache:
                 )
             storage = self.storage
             layout = layout.with_codecs(storage.host_codec, storage.host_kv_codec)
-            catalog = storage.catalog(self.host_bytes, layout)
+            catalog = storage.catalog(self.page_size, self.host_bytes, layout.page_bytes, layout.hidden_bytes)
             arena = HostArena(layout, catalog.slots, catalog.hidden_slots, pin)
             self._lower = storage.lower_tiers(catalog, arena, self._lock, label)
             self._arena, self._catalog = arena, catalog
@@ -267,7 +267,7 @@ class PrefixCache:
         """Wait until all that is stored is in the tiers below, too. False if that takes longer than `seconds`."""
         return self._lower is None or self._lower.flush(seconds)
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Write what still waits to be written and let go of the tiers. A second call does nothing."""
         if self._lower is not None:
             self._lower.close()

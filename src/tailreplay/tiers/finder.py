@@ -112,9 +112,7 @@ class Finder:
         for at in range(start * TOKEN_BYTES, len(ids) - step + 1, step):
             part = ids[at : at + step]
             key = page_key(parent, digest, part)
-            records.append(
-                PageRecord(key, parent, digest, namespace.tenant, at // TOKEN_BYTES, part, Provenance())
-            )
+            records.append(PageRecord(key, parent, digest, namespace.tenant, at // TOKEN_BYTES, part, Provenance()))
             parent = key
         return records
 
@@ -125,9 +123,7 @@ class Finder:
         names = hints_for(parent, digest, rest, self._page_size, self._ranks[0])
         best: FoundPage | None = None
         common = 0
-        for index, tier in enumerate(self._tiers):
-            if not names:
-                break
+        for tier in self._tiers if names else ():
             try:
                 key = next((key for key in tier.resolve(names) if key is not None), None)
                 (entry,) = tier.contains([key]) if key is not None else (None,)
@@ -137,9 +133,7 @@ class Finder:
             if header is None or (header.parent, header.namespace) != (parent, digest):
                 continue
             shared = common_tokens(header.ids, rest)
-            record = PageRecord(
-                header.key, parent, digest, namespace.tenant, start, header.ids, Provenance()
-            )
+            record = PageRecord(header.key, parent, digest, namespace.tenant, start, header.ids, Provenance())
             page = self.pages([record])[0] if shared > common else None
             if page is not None and KV in page.sources:
                 best, common = page, shared
@@ -155,9 +149,7 @@ class Finder:
         except TierError:
             return [None] * len(records)
         size = len(self._ranks)
-        return [
-            self._page_of(record, entries[i * size : (i + 1) * size]) for i, record in enumerate(records)
-        ]
+        return [self._page_of(record, entries[i * size : (i + 1) * size]) for i, record in enumerate(records)]
 
     def _page_of(
         self, record: PageRecord, entries: Sequence[Found | None]
@@ -181,9 +173,7 @@ class Finder:
             first = first or header
         assert first is not None
         assert worst is not None
-        merged = PageRecord(
-            record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, worst
-        )
+        merged = PageRecord(record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, worst)
         return merged, first, parts
 
 
@@ -198,7 +188,5 @@ def _merged(
     if known is None:
         return FoundPage(record, new, sizes)
     provenance = max(known.record.provenance, record.provenance)
-    worse = PageRecord(
-        record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, provenance
-    )
+    worse = PageRecord(record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, provenance)
     return FoundPage(worse, {**known.sources, **new}, {**known.nbytes, **sizes})

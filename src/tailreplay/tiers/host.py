@@ -113,7 +113,7 @@ class HostArena:
                 codec_of(part.codec).decode(rows.to(out.device, non_blocking=True), out[at : at + count])
 
     def rows(self, part: PartSpec, slot: int, tokens: int) -> torch.Tensor:
-        """Return the bytes of the first `tokens` tokens of `part` at `slot`, ``(tokens, part.token_bytes)`` uint8: a view."""
+        """Return the first `tokens` tokens of `part` at `slot`, ``(tokens, part.token_bytes)`` uint8: a view."""
         start = slot * self.layout.page_size
         return self._regions[part.name][start : start + tokens]
 

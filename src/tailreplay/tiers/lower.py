@@ -1,4 +1,4 @@
-"""The tiers below the host memory of one process: pages go down as they are stored, and come up when a prompt needs them."""
+"""The tiers below one process's host memory: pages go down as they are stored and come up when a prompt needs them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ class LowerTiers:
             match = self._match(ids, namespace, reuse, limit)
             search = Search(match, namespace, self._catalog.page_size, reuse, topology)
             found = self._finder.find(ids[: 4 * limit], namespace, search.start, search.parent)
-            lacking = [page for page in self._finder.pages(search.lacking) if page is not None] if search.lacking else []
+            lacking = (
+                [page for page in self._finder.pages(search.lacking) if page is not None] if search.lacking else []
+            )
             if not found and not lacking:
                 return 0
             arrived = threading.Event()

@@ -132,7 +132,7 @@ class Mover:
                     done(order.tag, order.tag in good)
 
     def _is_stuck(self) -> bool:
-        """Whether a medium under a memory map keeps the thread waiting: no deadline can end that, but others need not wait."""
+        """Whether a medium behind a memory map keeps the thread waiting: no deadline ends that; others need not wait."""
         since = self._busy_since
         return since is not None and time.monotonic() - since > _STUCK_SECONDS
 
@@ -156,8 +156,10 @@ class Mover:
         missing = {order.tag for order, _ in wanted}
         try:
             keys = [rank_key(order.record.key, self._packer.rank) for order, _ in wanted]
-            headers = [self._header(tier, key, found, order) for key, found, (order, _) in zip(
-                keys, tier.contains(keys), wanted, strict=True)]
+            headers = [
+                self._header(tier, key, found, order)
+                for key, found, (order, _) in zip(keys, tier.contains(keys), wanted, strict=True)
+            ]
             there = [i for i, header in enumerate(headers) if header is not None and part in header.parts]
             for i, data in zip(there, tier.get([keys[i] for i in there], part), strict=True):
                 header, (order, slot) = headers[i], wanted[i]

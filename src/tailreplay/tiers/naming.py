@@ -49,9 +49,7 @@ class PageRecord:
 def record_of(page: Page, namespace: Namespace) -> PageRecord:
     """Return what names a page of the catalog."""
     assert page.parent is not None
-    return PageRecord(
-        page.key, page.parent.key, namespace.digest, page.tenant, page.start, page.ids, page.provenance
-    )
+    return PageRecord(page.key, page.parent.key, namespace.digest, page.tenant, page.start, page.ids, page.provenance)
 
 
 def rank_key(key: bytes, rank: str) -> bytes:
@@ -68,9 +66,7 @@ def hints_of(record: PageRecord, page_size: int, rank: str = WHOLE) -> tuple[byt
     """Return the names of a page's beginnings under which it is put."""
     step = _hint_step(page_size)
     lengths = range(step, record.tokens + 1, step) or (record.tokens,)
-    return tuple(
-        hint(record.parent, record.namespace, record.ids[: length * TOKEN_BYTES], rank) for length in lengths
-    )
+    return tuple(hint(record.parent, record.namespace, record.ids[: length * TOKEN_BYTES], rank) for length in lengths)
 
 
 def hints_for(parent: bytes, namespace: bytes, rest: bytes, page_size: int, rank: str = WHOLE) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,8 +61,12 @@ class Packer:
             HIDDEN: layout.hidden,
         }
         wanted = {KV: kv_codec, HIDDEN: hidden_codec}
-        self._codecs = {part.name: _codec_for(part, wanted[name]) for name, each in self._specs.items() for part in each}
-        lossy = {name: any(codec_of(self._codecs[part.name]).lossy for part in each) for name, each in self._specs.items()}
+        self._codecs = {
+            part.name: _codec_for(part, wanted[name]) for name, each in self._specs.items() for part in each
+        }
+        lossy = {
+            name: any(codec_of(self._codecs[part.name]).lossy for part in each) for name, each in self._specs.items()
+        }
         self._lossy = lossy
 
     @property
@@ -116,7 +121,9 @@ class Packer:
         )
         if not same:
             raise PageFormatError("The page under this name is another one.")
-        if header.provenance.depth > record.provenance.depth or (header.provenance.lossy and not record.provenance.lossy):
+        if header.provenance.depth > record.provenance.depth or (
+            header.provenance.lossy and not record.provenance.lossy
+        ):
             raise PageFormatError("The page is of worse provenance than was looked up.")
         for name, part in header.parts.items():
             self._check_part(name, part, header.tokens)
@@ -188,4 +195,5 @@ def _codec_for(part: PartSpec, wanted: str) -> str:
 def _bytes_of(data: memoryview) -> torch.Tensor:
     """Return a tensor over `data`, which must outlive it and is only read: torch warns of memory that is read-only."""
     address = np.frombuffer(data, dtype=np.uint8).ctypes.data
-    return torch.from_numpy(np.frombuffer((ctypes.c_char * data.nbytes).from_address(address), dtype=np.uint8))
+    writable: Any = (ctypes.c_char * data.nbytes).from_address(address)
+    return torch.from_numpy(np.frombuffer(writable, dtype=np.uint8))

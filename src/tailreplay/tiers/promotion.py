@@ -12,7 +12,7 @@ from tailreplay.page import Page
 from tailreplay.tiers.base import HIDDEN, KV
 from tailreplay.tiers.finder import FoundPage
 from tailreplay.tiers.mover import Fetch
-from tailreplay.tiers.naming import PageRecord, record_of
+from tailreplay.tiers.naming import record_of
 from tailreplay.topology import Topology
 
 
@@ -45,7 +45,9 @@ def tail_start(tokens: int, reuse: Reuse, topology: Topology) -> int:
     """Return the position of the first token whose hiddens a hit of `tokens` tokens needs."""
     if reuse.budget is None:
         return tokens
-    return tokens - max((reuse.budget.tail(tokens, group) for group in topology.groups if group.stores_hidden), default=0)
+    return tokens - max(
+        (reuse.budget.tail(tokens, group) for group in topology.groups if group.stores_hidden), default=0
+    )
 
 
 class Promotion:

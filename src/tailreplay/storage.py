@@ -1,0 +1,116 @@
+"""How a cache stores: tiers below host memory, codecs, eviction, quotas."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tailreplay.catalog import Catalog
+from tailreplay.errors import CacheConfigError
+from tailreplay.events import PageEvents
+from tailreplay.quotas import Quotas, parse_shares
+
+if TYPE_CHECKING:
+    from tailreplay.tiers.base import Tier
+    from tailreplay.tiers.host import HostArena
+    from tailreplay.tiers.lower import LowerTiers
+
+DEFAULT_HIDDEN_CODEC = "int8"
+DEADLINE = 0.2
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What is not said is host memory alone, without loss, the least recently used page going first.
+
+    Attributes
+    ----------
+    tiers : sequence of str or Tier
+        Below host memory, fastest first: ``"disk:~/.cache/tailreplay?limit=20GiB"``, ``"redis://…"``,
+        ``"mooncake://…"`` (see `tailreplay.tiers.factory.open_tier`).
+    hidden_codec, kv_codec : str
+        How tiers below hold hiddens, and keys and values: "none", "int8" or "fp8_e4m3". Exact mode uses no page that went
+        through a lossy one.
+    host_codec, host_kv_codec : str
+        The same in host memory.
+    hidden_share : float
+        In (0, 1]: for how many of the pages host memory has room for hiddens.
+    policy : str
+        Which page leaves host memory first (see `tailreplay.policies`).
+    reserved, limits : mapping
+        Salt -> size: host memory that no other tenant's traffic can push out, and that a tenant never exceeds.
+    deadline : float
+        Seconds after which a tier is passed over for a while.
+    """
+
+    tiers: Sequence[str | Tier] = ()
+    hidden_codec: str = DEFAULT_HIDDEN_CODEC
+    kv_codec: str = "none"
+    host_codec: str = "none"
+    host_kv_codec: str = "none"
+    hidden_share: float = 1.0
+    policy: str = "lru"
+    reserved: Mapping[str, int | str] = field(default_factory=dict)
+    limits: Mapping[str, int | str] = field(default_factory=dict)
+    deadline: float = DEADLINE
+
+    def __post_init__(self) -> None:
+        share = self.hidden_share
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise CacheConfigError(f"hidden_share must be a number in (0, 1], got {share!r}.")
+        if isinstance(self.deadline, bool) or not isinstance(self.deadline, (int, float)) or not self.deadline > 0:
+            raise CacheConfigError(
+                f"The deadline of tiers must be a positive number of seconds, got {self.deadline!r}."
+            )
+
+    def quotas(self) -> Quotas:
+        """Return the shares of tenants."""
+        return Quotas(parse_shares(self.reserved), parse_shares(self.limits))
+
+    def catalog(
+        self, page_size: int, host_bytes: int, page_bytes: int, hidden_bytes: int, events: PageEvents | None = None
+    ) -> Catalog:
+        """Return a catalog of `host_bytes` bytes for pages of `page_bytes` bytes, `hidden_bytes` of them hiddens."""
+        return Catalog(
+            page_size,
+            host_bytes,
+            page_bytes,
+            events,
+            hidden_bytes=hidden_bytes,
+            hidden_share=self.hidden_share,
+            quotas=self.quotas(),
+        )
+
+    def open(self) -> list[Tier]:
+        """Open the tiers, each behind a guard that keeps the deadline.
+
+        Raises
+        ------
+        CacheConfigError
+            If one is not known, or its place cannot be used.
+        """
+        from tailreplay.tiers.factory import open_tier
+        from tailreplay.tiers.guard import Guarded
+
+        opened: list[Tier] = []
+        try:
+            for tier in self.tiers:
+                plain = open_tier(tier, self.quotas()) if isinstance(tier, str) else tier
+                opened.append(Guarded(plain, self.deadline))
+        except BaseException:
+            for each in opened:
+                each.close()
+            raise
+        return opened
+
+    def lower_tiers(self, catalog: Catalog, arena: HostArena, lock: threading.Lock, label: str) -> LowerTiers | None:
+        """Open the tiers below the host memory of one process; None if there are none."""
+        from tailreplay.tiers.lower import LowerTiers
+        from tailreplay.tiers.packing import Packer
+
+        if not self.tiers:
+            return None
+        packer = Packer(arena, self.hidden_codec, self.kv_codec, label=label)
+        return LowerTiers(catalog, lock, packer, self.open())
