@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tailreplay.catalog import Catalog
 from tailreplay.errors import CacheConfigError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tailreplay.tiers.lower import LowerTiers
 
 DEFAULT_HIDDEN_CODEC = "int8"
+CODECS = ("none", "int8", "fp8_e4m3")  # those of `tailreplay.codecs`, which needs torch
 DEADLINE = 0.2
 
 
@@ -57,6 +58,11 @@ class Storage:
     deadline: float = DEADLINE
 
     def __post_init__(self) -> None:
+        for name in ("hidden_codec", "kv_codec", "host_codec", "host_kv_codec"):
+            if getattr(self, name) not in CODECS:
+                raise CacheConfigError(
+                    f"The codec '{name}' must be one of {', '.join(CODECS)}, got {getattr(self, name)!r}."
+                )
         share = self.hidden_share
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise CacheConfigError(f"hidden_share must be a number in (0, 1], got {share!r}.")
@@ -114,3 +120,22 @@ class Storage:
             return None
         packer = Packer(arena, self.hidden_codec, self.kv_codec, label=label)
         return LowerTiers(catalog, lock, packer, self.open())
+
+
+def parse_storage(given: Mapping[str, Any]) -> Storage:
+    """Return the storage that a configuration file describes; the names are those of `Storage`.
+
+    Raises
+    ------
+    CacheConfigError
+        If a value is not usable; one sentence.
+    """
+    values = dict(given)
+    tiers = values.get("tiers", ())
+    if isinstance(tiers, str) or not isinstance(tiers, Sequence) or not all(isinstance(tier, str) for tier in tiers):
+        raise CacheConfigError(f"The setting 'tiers' must be a list of addresses, got {tiers!r}.")
+    for name in ("reserved", "limits"):
+        shares = values.get(name, {})
+        if not isinstance(shares, Mapping) or not all(isinstance(salt, str) for salt in shares):
+            raise CacheConfigError(f"The setting '{name}' must map salts to sizes, got {shares!r}.")
+    return Storage(**values)

@@ -105,8 +105,6 @@ class LowerTiers:
     def close(self) -> None:
         """Write what waits to be written, then let go of the tiers. A second call does nothing."""
         self._mover.close()
-        for tier in self.tiers:
-            tier.close()
 
     # ---- inside
 

@@ -111,13 +111,15 @@ class Mover:
         return self._closing or reached.wait(seconds)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Finish what was ordered, within `seconds`, and end the threads. A second call does nothing."""
+        """Finish what was ordered, within `seconds`; end the threads and close the tiers. A second call does nothing."""
         if not self._closing:
             self._closing = True
             self._fetches.put(None)
             self._spills.put(None)
             for thread in self._threads:
                 thread.join(seconds)
+            for tier in self._tiers:
+                tier.close()
 
     # ---- fetching
 

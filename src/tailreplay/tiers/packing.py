@@ -164,7 +164,8 @@ class Packer:
                 codec_of(codec).encode(plain, coded)
             dtype = str(spec.dtype).removeprefix("torch.")
             tensors.append(TensorEntry(spec.name, spec.shape, dtype, codec, coded.shape[1], rows))
-            for buffer in (memoryview(coded.numpy()).cast("B"), bytes(-coded.numel() % ALIGNMENT)):
+            data: Any = coded.numpy()
+            for buffer in (memoryview(data).cast("B"), bytes(-coded.numel() % ALIGNMENT)):
                 if len(buffer):
                     buffers.append(buffer)
                     checksum.update(buffer)

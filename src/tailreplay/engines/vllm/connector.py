@@ -17,6 +17,8 @@ from tailreplay.engines.vllm.store import PageStore
 from tailreplay.engines.vllm.worker import WorkerSide
 from tailreplay.errors import CacheConfigError
 from tailreplay.events import PageEvents
+from tailreplay.tiers.mover import Mover
+from tailreplay.tiers.packing import Packer
 
 
 class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # type: ignore[misc]
@@ -38,10 +40,20 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         self._worker: WorkerSide | None = None
         self._events = PageEvents() if compat.publishes_events(vllm_config) else None
         if role is compat.KVConnectorRole.SCHEDULER:
-            model = compat.fingerprint(vllm_config)
-            self._scheduler = SchedulerSide(self._settings, self._geometry, model, self._events)
+            storage = self._settings.storage
+            model = compat.fingerprint(vllm_config, outlasts=bool(storage.tiers))
+            self._scheduler = SchedulerSide(self._settings, self._geometry, model, self._events, storage.open())
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     # ---- scheduler
+
+    def on_new_request(self, request: Any) -> None:
+        self._scheduling.arrived(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._scheduling.match(request, num_computed_tokens)
@@ -96,7 +108,8 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         blocks = self._kv_cache_config.num_blocks
         store = PageStore(self._settings, self._geometry, ranks, kv_caches, blocks)
         states = compat.StateBatch(self._vllm_config, self._kv_cache_config, self._geometry, device)
-        self._worker = WorkerSide(self._settings, self._geometry, tapped_model(), store, states, ranks, device)
+        mover = self._mover(store, self._geometry.rank_name(ranks.rank))
+        self._worker = WorkerSide(self._settings, self._geometry, tapped_model(), store, states, ranks, device, mover)
 
     def start_load_kv(self, forward_context: compat.ForwardContext, **kwargs: Any) -> None:
         self._working.begin(forward_context, self._step, kwargs)
@@ -118,6 +131,15 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         return
 
     # ---- inside
+
+    def _mover(self, store: PageStore, rank: str) -> Mover | None:
+        """Return what moves this rank's pages to and from the tiers below host memory."""
+        storage = self._settings.storage
+        if not storage.tiers:
+            return None
+        label = self._vllm_config.model_config.model
+        packer = Packer(store.arena, storage.hidden_codec, storage.kv_codec, rank, label)
+        return Mover(packer, storage.open(), seal=self._settings.checksums)
 
     @property
     def _step(self) -> StepMetadata:

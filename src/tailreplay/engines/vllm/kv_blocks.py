@@ -61,7 +61,7 @@ class OpaqueBlocks:
         parts = cache.shape[0] // blocks
         self._cache = cache if parts == 1 else cache.view(blocks, parts, *cache.shape[1:])
         self._size = block_size
-        self.part = PartSpec(name, (self._cache[0].numel() // block_size,), cache.dtype)
+        self.part = PartSpec(name, (self._cache[0].numel() // block_size,), cache.dtype, whole=True)
 
     def rows(self, blocks: Sequence[int], start: int, count: int) -> torch.Tensor:
         return self._cache[blocks[0]].view(self._size, *self.part.shape)

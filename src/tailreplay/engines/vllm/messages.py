@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tailreplay.engines.vllm.compat import KVConnectorMetadata, KVConnectorWorkerMetadata
+from tailreplay.tiers.mover import Fetch, Spill
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Put:
         Attention blocks that hold the page's keys and values, from the one of token `start` on.
     start, count : int
         Its tokens; a page that is not full is a sequence's last one.
+    hidden_slot : int
+        Where its hiddens go; -1 if there is no room for them.
+    spill : Spill or None
+        Then write it to the tiers below, too.
     """
 
     tag: int
@@ -45,6 +50,8 @@ class Put:
     blocks: tuple[int, ...]
     start: int
     count: int
+    hidden_slot: int
+    spill: Spill | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +60,8 @@ class Load:
 
     Attributes
     ----------
-    slots : tuple of int
-        Page by page: where its bytes are stored.
+    slots, hidden_slots : tuple of int
+        Page by page: where its keys and values, and its hiddens, are stored; -1 for hiddens that are gone.
     blocks : tuple of int
         The request's attention blocks, from its first token on.
     present : int
@@ -73,6 +80,7 @@ class Load:
 
     request: str
     slots: tuple[int, ...]
+    hidden_slots: tuple[int, ...]
     blocks: tuple[int, ...]
     present: int
     matched: int
@@ -102,6 +110,10 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     rows: list[Rows] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+    """Pages to bring up from tiers below, in time."""
+    spills: list[Spill] = field(default_factory=list)
+    """Pages to write to tiers below, in time."""
     finals: list[str] = field(default_factory=list)
     """Requests that have ended and whose last put is in `puts`: report them as sent."""
     restarts: list[str] = field(default_factory=list)
@@ -117,7 +129,9 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     stored: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
-    """Slots whose bytes are not what was stored."""
+    """Slots of keys and values of pages whose bytes are not what was stored."""
+    moved: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Fetches and spills by tag: how many ranks ended them in this step, and how many of these failed."""
     loaded: set[str] = field(default_factory=set)
     """Requests whose synchronous load has ended; asynchronous ones are reported to vLLM."""
     load_seconds: float = 0.0
@@ -129,10 +143,15 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     def aggregate(self, other: StepReport) -> StepReport:
         """Join two ranks' reports: a page counts only if every rank has it."""
         failed = self.failed | other.failed
+        moved = dict(self.moved)
+        for tag, (ended, failures) in other.moved.items():
+            before = moved.get(tag, (0, 0))
+            moved[tag] = before[0] + ended, before[1] + failures
         return StepReport(
             (self.stored & other.stored) - failed,
             failed,
             self.damaged | other.damaged,
+            moved,
             self.loaded | other.loaded,
             max(self.load_seconds, other.load_seconds),
             max(self.replay_seconds, other.replay_seconds),

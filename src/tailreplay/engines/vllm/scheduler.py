@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tailreplay.catalog import Catalog
+from tailreplay.codecs import codec_of
 from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry
+from tailreplay.engines.vllm.lower import LowerSide
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
 from tailreplay.engines.vllm.namespaces import meets_images, namespace_of
 from tailreplay.engines.vllm.options import Options
@@ -24,6 +26,7 @@ from tailreplay.events import PageEvents
 from tailreplay.keys import token_bytes
 from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
+from tailreplay.tiers.base import Tier
 
 log = logging.getLogger("vllm.tailreplay")
 
@@ -37,14 +40,27 @@ class SchedulerSide:
         All of the engine's configuration that cached numbers depend on.
     events : PageEvents, optional
         Is told what the catalog gets and loses.
+    tiers : sequence of Tier
+        Below host memory, fastest first; the workers open their own.
     """
 
-    def __init__(self, settings: Settings, geometry: Geometry, model: str, events: PageEvents | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        geometry: Geometry,
+        model: str,
+        events: PageEvents | None = None,
+        tiers: Sequence[Tier] = (),
+    ) -> None:
         self._settings = settings
         self._geometry = geometry
         self._model = model
         self._page_size = geometry.page_size
-        self.catalog = Catalog(self._page_size, settings.host_bytes, geometry.page_bytes, events)
+        self._topology = geometry.whole
+        self.limit_bytes = settings.host_bytes
+        self.catalog = settings.storage.catalog(
+            self._page_size, settings.host_bytes, *geometry.page_bytes(settings.host_codec), events
+        )
         self._requests: dict[str, Tracked] = {}
         self._loads: list[Load] = []
         self._finals: list[tuple[Tracked, list[Put]]] = []
@@ -52,14 +68,27 @@ class SchedulerSide:
         self._landing: dict[str, Tracked] = {}
         self._restarts: list[str] = []
         self._forgets: list[str] = []
-        self._epoch = 0
+        self._epoch = ""
         self.tally = Tally()
         self.counts = self.tally.counts
         self._asked = Options(settings, self.counts)
         self._pacer = Pacer(settings.decode_slowdown, settings.max_replay_tokens_per_step)
-        self._writer = PageWriter(self.catalog, geometry.block_size, settings.min_match, self.counts)
+        self._lower = LowerSide(self.catalog, self._topology, geometry.ranks, tiers, self.counts) if tiers else None
+        lossy = codec_of(settings.host_codec).lossy
+        self._writer = PageWriter(
+            self.catalog, geometry.block_size, settings.min_match, self.counts, self._lower, lossy
+        )
 
     # ---- look-up
+
+    def arrived(self, request: Any) -> None:
+        """Begin to bring up what lower tiers hold of a request's prompt, while earlier requests are still running."""
+        if self._lower is not None:
+            tracked = self._track(request)
+            exact = tracked.options.reuse.mode == "exact"
+            limit = request.num_tokens - 1
+            found = self.catalog.match(tracked.expected, tracked.namespace, limit=limit, exact_only=exact)
+            self._lower.begin(tracked, tracked.expected, found)
 
     def match(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Return how many tokens past `computed` can be loaded, and that loads are asynchronous.
@@ -67,6 +96,7 @@ class SchedulerSide:
         None asks vLLM to come back in the next step: another request is just computing this one's prefix.
         """
         tracked = self._track(request)
+        tracked.first_asked = tracked.first_asked or time.monotonic()
         self._release_plan(tracked)
         if tracked.load_failed:
             return 0, False  # what failed once would fail again: computed this time
@@ -81,8 +111,10 @@ class SchedulerSide:
         )
         if self._should_wait(tracked, ids, found.tokens):
             return None, False
-        plan = make_plan(found, request.num_tokens, reuse, self._geometry.topology, min_match=self._settings.min_match)
-        if meets_images(request, plan, self._geometry.topology):
+        if self._lower is not None and reuse.mode != "off" and self._lower.waits(tracked, ids, found):
+            return None, False
+        plan = make_plan(found, request.num_tokens, reuse, self._topology, min_match=self._settings.min_match)
+        if meets_images(request, plan, self._topology):
             plan = without_reuse(plan, "image_in_tail")
         tracked.report = None
         tracked.present = computed
@@ -131,6 +163,9 @@ class SchedulerSide:
         meta = StepMetadata(self._page_size, loads=self._loads)
         decodes = prefills = 0
         self._loads = []
+        if self._lower is not None:
+            self._lower.advance(self._requests)
+            meta.fetches, meta.spills = self._lower.take_orders()
         self._flush_finals(meta)
         scheduled = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
         cached = output.scheduled_cached_reqs
@@ -172,6 +207,9 @@ class SchedulerSide:
             landed += [self._writer.failed(tag) for tag in sorted(report.failed, reverse=True)]
             for done in filter(None, landed):
                 self._landing.pop(done.request.request_id, None)
+            if self._lower is not None:
+                for tag, page in self._lower.moved(report.moved):
+                    self._writer.spilled(tag, page)
             if report.load_seconds or report.replay_seconds:
                 self.counts["load_seconds"] += report.load_seconds
                 self.counts["replay_seconds"] += report.replay_seconds
@@ -222,7 +260,8 @@ class SchedulerSide:
 
     def reset(self) -> None:
         """Match nothing of what is stored or on its way: the weights may have changed."""
-        self._epoch += 1
+        # Never a name that was there before: what lower tiers hold outlasts this process.
+        self._epoch = f"#{secrets.token_hex(8)}"
         for tracked in self._requests.values():
             self._writer.close(tracked)
             tracked.namespace = replace(tracked.namespace, model=self._model_now)
@@ -232,6 +271,11 @@ class SchedulerSide:
         """Return a request's tokens so far and the pages that its load reads now. For checks."""
         tracked = self._requests[request]
         return list(tracked.request.all_token_ids), tracked.plan.pages if tracked.plan is not None else ()
+
+    def close(self) -> None:
+        """Let go of the tiers below."""
+        if self._lower is not None:
+            self._lower.close()
 
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now; empty if nothing happened."""
@@ -254,14 +298,14 @@ class SchedulerSide:
             options = self._asked.of(request)
             prompt = token_bytes(list(request.all_token_ids)[: request.num_prompt_tokens])
             namespace = namespace_of(request, self._model_now, self._geometry)
-            tracked = Tracked(request, namespace, options, expected=prompt, first_asked=time.monotonic())
+            tracked = Tracked(request, namespace, options, expected=prompt)
             self._requests[request.request_id] = tracked
         return tracked
 
     @property
     def _model_now(self) -> str:
         """The model as it is since the last `reset`: its weights may have changed there."""
-        return f"{self._model}#{self._epoch}"
+        return self._model + self._epoch
 
     def _should_wait(self, tracked: Tracked, ids: bytes, matched: int) -> bool:
         """Whether another request is just computing much more of this one's prefix than is matched yet."""
@@ -298,11 +342,13 @@ class SchedulerSide:
         """A request has ended: let go of all that is held for it, here and in the workers."""
         self._release_plan(tracked)
         self._writer.close(tracked)
+        if self._lower is not None:
+            self._lower.forget(tracked.request.request_id)
         self._requests.pop(tracked.request.request_id, None)
         self._forgets.append(tracked.request.request_id)
 
     def _set_plan(self, tracked: Tracked, plan: ReplayPlan) -> None:
-        self.catalog.pin(plan.pages)
+        self.catalog.pin(plan.pages, plan.tail_start)
         tracked.plan = plan
 
     def _release_plan(self, tracked: Tracked) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tailreplay.errors import CacheConfigError, InvalidRequestError
 from tailreplay.modes import Reuse, parse_replay, parse_reuse
 from tailreplay.sizes import parse_bytes
+from tailreplay.storage import Storage, parse_storage
 
 REQUEST_FIELDS = ("mode", "ratio", "store")
+STORAGE_FIELDS = (
+    "tiers", "hidden_codec", "kv_codec", "host_codec", "hidden_share", "policy", "reserved", "limits", "deadline",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Settings:
         Seconds that a request waits at most for another one that is just computing its prefix.
     checksums : bool
         Whether pages are checked against what was stored before they are used.
+    storage : Storage
+        Tiers below host memory, codecs, eviction and quotas, from the settings of `STORAGE_FIELDS`.
     async_loads : bool
         Whether a hit is restored beside other requests' steps. False restores it before the step that needs it, which
         stalls all of them, and ends the engine if a page cannot be read: for measurements.
@@ -50,6 +56,12 @@ class Settings:
     prefix_wait: float = 30.0
     checksums: bool = True
     async_loads: bool = True
+    storage: Storage = field(default_factory=Storage)
+
+    @property
+    def host_codec(self) -> str:
+        """In which host memory holds hiddens."""
+        return self.storage.host_codec
 
     @property
     def reuse(self) -> Reuse:
@@ -65,7 +77,7 @@ def parse_settings(extra: Mapping[str, Any]) -> Settings:
     CacheConfigError
         If a name is unknown or a value is not usable; one sentence each.
     """
-    known = {field.name for field in fields(Settings)}
+    known = {each.name for each in fields(Settings)} - {"storage"} | set(STORAGE_FIELDS)
     unknown = sorted(set(extra) - known)
     if unknown:
         raise CacheConfigError(f"Unknown connector setting '{unknown[0]}'; known are {', '.join(sorted(known))}.")
@@ -83,7 +95,8 @@ def parse_settings(extra: Mapping[str, Any]) -> Settings:
     for name in ("checksums", "async_loads"):
         if not isinstance(values.get(name, True), bool):
             raise CacheConfigError(f"The connector setting '{name}' must be true or false, got {values[name]!r}.")
-    settings = Settings(**values)
+    stored = {name: values.pop(name) for name in STORAGE_FIELDS if name in values}
+    settings = Settings(**values, storage=parse_storage(stored))
     try:
         _ = settings.reuse
     except InvalidRequestError as error:

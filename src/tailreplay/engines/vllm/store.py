@@ -12,6 +12,7 @@ from tailreplay.engines.vllm.messages import Load, Put
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.errors import CacheConfigError
 from tailreplay.pages import PageLayout, PartSpec
+from tailreplay.slots import divide
 from tailreplay.streams import CopyStream
 from tailreplay.tiers.host import HostArena
 
@@ -39,8 +40,9 @@ class PageStore:
         self._layers: list[KVBlocks] = [
             kind(f"kv:{name}", caches[name], blocks, geometry.block_size) for name in geometry.attention_layers
         ]
+        codec = settings.host_codec
         self._hidden = tuple(
-            PartSpec(f"h{group.index}", (geometry.hidden_width,), geometry.dtype)
+            PartSpec(f"h{group.index}", (geometry.hidden_width,), geometry.dtype, codec)
             for group in geometry.topology.stored_groups
         )
         self._page = geometry.page_size
@@ -49,13 +51,16 @@ class PageStore:
         self._device = next(iter(caches.values())).device
         self._stream = CopyStream(self._device)
         layout = PageLayout(self._page, tuple((layer.part,) for layer in self._layers), self._hidden)
-        if layout.page_bytes > geometry.page_bytes:
+        page_bytes, hidden_bytes = geometry.page_bytes(codec)
+        if layout.page_bytes - layout.hidden_bytes > page_bytes - hidden_bytes or layout.hidden_bytes > hidden_bytes:
             raise CacheConfigError(
-                f"A page of this rank has {layout.page_bytes} bytes, more than the {geometry.page_bytes} that vLLM's "
+                f"A page of this rank has {layout.page_bytes} bytes, more than the {page_bytes} that vLLM's "
                 "configuration says: the limit of host memory would not hold."
             )
-        slots = settings.host_bytes // geometry.page_bytes
-        self.arena = HostArena(layout, slots, pin=self._device.type == "cuda")
+        slots, hidden_slots = divide(
+            settings.host_bytes, page_bytes - hidden_bytes, hidden_bytes, settings.storage.hidden_share
+        )
+        self.arena = HostArena(layout, slots, hidden_slots, pin=self._device.type == "cuda")
 
     def put(self, put: Put, hiddens: Sequence[torch.Tensor]) -> None:
         """Write a page. Mutates the arena.
@@ -64,23 +69,30 @@ class PageStore:
         ----------
         hiddens : sequence of torch.Tensor
             This rank's share of the page's hiddens by stored group, ``(put.count, width)``.
+
+        Raises
+        ------
+        ValueError
+            If a codec cannot hold the numbers.
         """
-        tokens = [(layer.part, layer.rows(put.blocks, put.start, put.count)) for layer in self._layers]
-        for part, rows in [*tokens, *zip(self._hidden, hiddens, strict=True)]:
-            self.arena.write(part, [put.slot], rows)
-            if self._checks:
-                self.arena.seal(part, put.slot, rows.shape[0])
+        if put.slot >= 0:
+            for layer in self._layers:
+                self._write(layer.part, put.slot, layer.rows(put.blocks, put.start, put.count))
+        if put.hidden_slot >= 0:
+            for part, rows in zip(self._hidden, hiddens, strict=True):
+                self._write(part, put.hidden_slot, rows)
 
     def damaged(self, load: Load) -> set[int]:
-        """Return the slots whose bytes, as far as `load` needs them, are not those that were stored."""
+        """Return the slots of pages whose bytes, as far as `load` needs them, are not those that were stored."""
         if not self._checks:
             return set()
         wrong: set[int] = set()
         for layer in self._layers:
             wrong.update(self.arena.damaged(layer.part, load.slots[load.present // self._page :]))
-        replayed = min(load.matched - load.tail, load.matched // self._page * self._page)
-        for part in self._hidden:
-            wrong.update(self.arena.damaged(part, load.slots[replayed // self._page :]))
+        first = min(load.matched - load.tail, load.matched // self._page * self._page) // self._page
+        for slot, hidden in zip(load.slots[first:], load.hidden_slots[first:], strict=True):
+            if hidden >= 0 and self.arena.is_damaged(self._hidden, hidden):
+                wrong.add(slot)
         return wrong
 
     def fill(self, load: Load) -> None:
@@ -104,5 +116,13 @@ class PageStore:
     def _share(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
         part = self._hidden[group]
         out = torch.empty((stop - start, *part.shape), dtype=part.dtype, device=self._device)
-        self.arena.read(part, load.slots, start, stop, out)
+        if min(load.hidden_slots[start // self._page : -(-stop // self._page)], default=0) < 0:
+            raise LookupError(f"Hiddens {start} to {stop - 1} are not all in host memory.")
+        self.arena.read(part, load.hidden_slots, start, stop, out)
         return out
+
+    def _write(self, part: PartSpec, slot: int, rows: torch.Tensor) -> None:
+        self.arena.write(part, [slot], rows)
+        # What goes to tiers below, and what comes back, is checked in any case.
+        if self._checks:
+            self.arena.seal(part, slot, rows.shape[0])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from tailreplay.catalog import Catalog
+from tailreplay.engines.vllm.lower import LowerSide
 from tailreplay.engines.vllm.messages import Put
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.keys import token_bytes
 from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan
-from tailreplay.provenance import EXACT
+from tailreplay.provenance import EXACT, Provenance
+from tailreplay.tiers.mover import Spill
 
 
 class PageWriter:
@@ -24,15 +27,29 @@ class PageWriter:
         A prompt's end that is shorter is not stored by itself.
     counts : Counter
         Refusals are counted here.
+    lower : LowerSide or None
+        Tiers below host memory, where pages are written, too.
     """
 
-    def __init__(self, catalog: Catalog, block_size: int, min_match: int, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        block_size: int,
+        min_match: int,
+        counts: Counter[str],
+        lower: LowerSide | None = None,
+        lossy: bool = False,
+    ) -> None:
         self._catalog = catalog
         self._block_size = block_size
         self._page_size = catalog.page_size
         self._min_match = min_match
         self._counts = counts
-        self._puts: dict[int, tuple[Tracked, Page, Page]] = {}
+        self._lower = lower
+        self._lossy = lossy
+        self._puts: dict[int, _Entry] = {}
+        # Tag of a spill -> the put that it goes with, until both have ended.
+        self._spills: dict[int, _Entry] = {}
         self._tag = 0
 
     def open(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
@@ -49,7 +66,8 @@ class PageWriter:
         page = plan.pages[full - 1] if plan is not None and full else self._catalog.root(tracked.namespace)
         self._catalog.pin((page,))
         tracked.page, tracked.stored = page, full * self._page_size
-        tracked.provenance = plan.provenance if plan is not None else EXACT
+        depth, lossy = plan.provenance if plan is not None else EXACT
+        tracked.provenance = Provenance(depth, lossy or self._lossy)
         tracked.ended_prefill = False
 
     def close(self, tracked: Tracked) -> None:
@@ -88,20 +106,23 @@ class PageWriter:
             if whole:
                 self.close(tracked)
             return
-        if admission.fill is not None:
+        fill = admission.fill
+        if fill is not None:
             self._tag += 1
-            self._puts[self._tag] = (tracked, admission.fill, admission.page)
+            entry = self._puts[self._tag] = _Entry(tracked, fill, admission.page)
             tracked.puts += 1
             size = self._block_size
             covering = tuple(blocks[start // size : -(-(start + count) // size)])
-            puts.append(Put(self._tag, tracked.request.request_id, admission.fill.slot, covering, start, count))
+            name = tracked.request.request_id
+            spill = self._spill_with(entry)
+            puts.append(Put(self._tag, name, fill.slot, covering, start, count, fill.hidden_slot, spill))
         if whole:
             # One pin for the put in flight (given by admit), one for the chain.
-            if admission.fill is not None:
+            if fill is not None:
                 self._catalog.pin((admission.page,))
             self._catalog.unpin((tracked.page,))
             tracked.page, tracked.stored = admission.page, start + count
-        elif admission.fill is None:
+        elif fill is None:
             self._catalog.unpin((admission.page,))
 
     def stored(self, tag: int) -> Tracked | None:
@@ -109,27 +130,86 @@ class PageWriter:
         entry = self._puts.pop(tag, None)
         if entry is None:
             return None
-        tracked, fill, page = entry
-        self._catalog.commit(fill)
-        self._catalog.unpin((page,))
-        return self._landed(tracked)
+        self._catalog.commit(entry.fill)
+        if entry.spill is None:
+            if self._lower is not None and not entry.is_new and entry.page.slot == entry.slot:
+                self._lower.spill(entry.page, entry.tracked.namespace)  # better bytes than those that are there
+            self._catalog.unpin((entry.page,))
+        entry.landed = True
+        return self._landed(entry.tracked)
 
     def failed(self, tag: int) -> Tracked | None:
         """Give up a page that could not be stored, and all that were to follow it; returns as `stored` does."""
-        entry = self._puts.get(tag)
-        if entry is None:
+        first = self._puts.get(tag)
+        if first is None:
             return None
-        tracked = entry[0]
+        tracked = first.tracked
         self._counts["refused:failed"] += 1
         self.close(tracked)
         landed = None
-        for later in sorted((t for t, e in self._puts.items() if e[0] is tracked and t >= tag), reverse=True):
-            _, fill, _ = self._puts.pop(later)
-            self._catalog.abort(fill)
+        for later in sorted((t for t, e in self._puts.items() if e.tracked is tracked and t >= tag), reverse=True):
+            entry = self._puts.pop(later)
+            if entry.spill is None:
+                self._catalog.abort(entry.fill)
+            else:
+                entry.given_up = True  # its slots are being read: nobody else may have them before that has ended
             landed = self._landed(tracked)
         return landed
+
+    def spilled(self, tag: int, page: Page) -> None:
+        """A page has been written to the tiers below, or has not: its slots are free of that."""
+        entry = self._spills.pop(tag, None)
+        if entry is None:
+            self._catalog.unpin((page,))
+        elif entry.given_up:
+            self._catalog.abort(entry.fill)
+        elif entry.landed:
+            self._catalog.unpin((page,))
+        else:
+            entry.spill = None  # the put itself is still on its way
+
+    def _spill_with(self, entry: _Entry) -> Spill | None:
+        """Order that a new page be written to the tiers below as soon as it is stored."""
+        if self._lower is None or not entry.is_new:
+            return None
+        order = self._lower.spill_tag(entry.page, entry.tracked.namespace)
+        if order is not None:
+            entry.spill = order.tag
+            self._spills[order.tag] = entry
+        return order
 
     @staticmethod
     def _landed(tracked: Tracked) -> Tracked | None:
         tracked.puts -= 1
         return None if tracked.puts else tracked
+
+
+@dataclass
+class _Entry:
+    """A put on its way.
+
+    Attributes
+    ----------
+    fill, page : Page
+        See `tailreplay.decisions.Admission`.
+    spill : int or None
+        Tag of the order to write it to the tiers below, while that has not ended.
+    landed, given_up : bool
+        What became of the put.
+    """
+
+    tracked: Tracked
+    fill: Page
+    page: Page
+    spill: int | None = None
+    landed: bool = False
+    given_up: bool = False
+    slot: int = -1
+
+    def __post_init__(self) -> None:
+        self.slot = self.fill.slot
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the page was not there before."""
+        return self.fill is self.page

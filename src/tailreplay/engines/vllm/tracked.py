@@ -46,19 +46,21 @@ class Tracked:
         Whether the end of the prompt has been dealt with.
     puts : int
         Pages that the worker has not confirmed yet.
+    looked_below : bool
+        Whether the tiers below host memory have been asked for its prompt.
     load_failed : bool
         Whether a load failed: it is not tried again for this request.
     waits_for : Tracked or None
         Another request whose prefix this one waits for, and how far that one was.
     first_asked : float
-        Monotonic time of the first look-up; bounds the wait for another request's prefix.
+        Monotonic time of the first look-up, 0 before it; bounds the wait for another request's prefix.
     """
 
     request: Any
     namespace: Namespace
     options: RequestOptions
     expected: bytes
-    first_asked: float
+    first_asked: float = 0.0
     plan: ReplayPlan | None = None
     present: int = 0
     isolated: bool = False
@@ -70,6 +72,7 @@ class Tracked:
     in_flight: bool = False
     ended_prefill: bool = False
     puts: int = 0
+    looked_below: bool = False
     load_failed: bool = False
     waits_for: tuple[Tracked, int, int] | None = None
     report: dict[str, Any] | None = None
@@ -94,6 +97,7 @@ def load_of(tracked: Tracked, plan: ReplayPlan, blocks: tuple[list[int], ...], g
     return Load(
         request=tracked.request.request_id,
         slots=tuple(page.slot for page in plan.pages),
+        hidden_slots=tuple(page.hidden_slot for page in plan.pages),
         blocks=tuple(blocks[geometry.attention_group][: -(-plan.matched // geometry.block_size)]),
         present=tracked.present,
         matched=plan.matched,

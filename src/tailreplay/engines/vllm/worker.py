@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tailreplay.engines.vllm.replay import Tail, replay
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.engines.vllm.store import PageStore
 from tailreplay.errors import CacheConfigError
+from tailreplay.tiers.mover import Mover
 
 log = logging.getLogger("vllm.tailreplay")
 
@@ -39,6 +41,8 @@ class WorkerSide:
     ----------
     states : compat.StateBatch
         Runs recurrent layers outside vLLM's forward.
+    mover : Mover, optional
+        Moves pages to and from the tiers below host memory.
 
     Attributes
     ----------
@@ -55,6 +59,7 @@ class WorkerSide:
         states: compat.StateBatch,
         ranks: TensorRanks,
         device: torch.device,
+        mover: Mover | None = None,
     ) -> None:
         self._geometry = geometry
         self._model = model
@@ -62,6 +67,9 @@ class WorkerSide:
         self.states = states
         self._ranks = ranks
         self._device = device
+        self._mover = mover
+        # Filled by the mover's threads.
+        self._ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
         self._limit = settings.max_replay_tokens_per_step
         self._taps_write: bool | None = None
         self.observer: Callable[[Load], None] | None = None
@@ -99,14 +107,19 @@ class WorkerSide:
         for request in meta.restarts:
             self._held.pop(request, None)
         self._collect(meta.rows)
+        self._move(meta)
         broken: set[str] = set()
         for put in meta.puts:
-            if put.request not in broken and self._put(put):
-                self._report.stored.add(put.tag)
-            else:
+            good = put.request not in broken and self._put(put)
+            (self._report.stored if good else self._report.failed).add(put.tag)
+            if not good:
                 # What follows a page that is missing could never be matched.
                 broken.add(put.request)
-                self._report.failed.add(put.tag)
+            if put.spill is not None:
+                if good and self._mover is not None:
+                    self._mover.spill(put.spill, self._note)
+                else:
+                    self._note(put.spill.tag, False)
         for request in {put.request for put in meta.puts} & self._held.keys():
             self._held[request].compact()
         self._sent.update(meta.finals)
@@ -119,13 +132,34 @@ class WorkerSide:
     def take_report(self) -> StepReport:
         """Return what became of this step's orders, once."""
         report, self._report = self._report, StepReport()
+        while not self._ended.empty():
+            tag, good = self._ended.get()
+            report.moved[tag] = 1, int(not good)
         return report
+
+    def close(self) -> None:
+        """Finish writing to the tiers below and end the threads."""
+        if self._mover is not None:
+            self._mover.close()
 
     def take_finished(self) -> tuple[set[str], set[str], set[str]]:
         """Return requests whose blocks are free to go, whose loads have ended, and which of those failed; once."""
         taken = self._sent, self._received, self._failed
         self._sent, self._received, self._failed = set(), set(), set()
         return taken
+
+    # ---- tiers below
+
+    def _move(self, meta: StepMetadata) -> None:
+        if self._mover is not None:
+            if meta.fetches:
+                self._mover.fetch(meta.fetches, self._note)
+            for spill in meta.spills:
+                self._mover.spill(spill, self._note)
+
+    def _note(self, tag: int, good: bool) -> None:
+        """Note that a fetch or a spill has ended. On any thread."""
+        self._ended.put((tag, good))
 
     # ---- storing
 
@@ -211,7 +245,7 @@ class WorkerSide:
             # The hiddens of the last, partial page are held again, since the request will fill that page.
             start = load.matched // page * page
             held = self._held[load.request] = HeldHiddens(len(self._model.taps), start)
-            if start < load.matched:
+            if start < load.matched and load.hidden_slots[-1] >= 0:
                 held.add(start, load.matched - start, self.store.hidden_shares(load, start, load.matched))
         except Exception:
             log.exception("Loading a page failed.")

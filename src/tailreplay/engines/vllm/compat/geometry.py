@@ -7,12 +7,15 @@ from math import gcd
 from typing import Any
 
 import torch
+import vllm
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MambaSpec
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.layer_types import layer_types_of
+from tailreplay.pages import PartSpec
 from tailreplay.topology import Topology
+from tailreplay.weights import weights_stamp
 
 CONNECTOR = "TailReplayConnector"
 PAGE_TOKENS = 64
@@ -91,13 +94,33 @@ class Geometry:
         return self.d_model // self.tensor_ranks
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page on the rank that needs most: every rank has as many slots."""
-        return self.page_size * max(
-            len(stage.attention_layers) * self.kv_token_bytes
-            + len(stage.stored_groups) * self.hidden_width * self.dtype.itemsize
-            for stage in self.stages
-        )
+    def whole(self) -> Topology:
+        """Groups of all stages: what a plan must satisfy on each of them."""
+        groups = tuple(group for stage in self.stages for group in stage.groups)
+        return Topology(tuple(kind for stage in self.stages for kind in stage.kinds), groups)
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Names of all ranks that each hold a share of every page."""
+        count = len(self.stages) * self.tensor_ranks
+        return tuple(f"{index}/{count}" for index in range(count))
+
+    def rank_name(self, tensor_rank: int) -> str:
+        """Name of a rank of this stage."""
+        return self.ranks[self.stage * self.tensor_ranks + tensor_rank]
+
+    def page_bytes(self, codec: str = "none") -> tuple[int, int]:
+        """Return the bytes of one page and of its hiddens on the ranks that need most: every rank has as many slots.
+
+        Parameters
+        ----------
+        codec : str
+            In which host memory holds hiddens.
+        """
+        kv = max(len(stage.attention_layers) for stage in self.stages) * self.kv_token_bytes
+        token = PartSpec("hidden", (self.hidden_width,), self.dtype, codec).token_bytes
+        hidden = max(len(stage.stored_groups) for stage in self.stages) * token
+        return self.page_size * (kv + hidden), self.page_size * hidden
 
     def state_blocks(self, blocks: tuple[list[int], ...], computed: int) -> dict[int, int]:
         """Return the block of each state group where the forward after `computed` tokens finds a request's state."""
@@ -224,8 +247,15 @@ def _refuse(config: VllmConfig) -> None:
         raise CacheConfigError("tailreplay does not support context parallelism in vLLM: start without it.")
 
 
-def fingerprint(config: VllmConfig) -> str:
-    """Return all of the configuration that numbers in a cache depend on, as text."""
+def fingerprint(config: VllmConfig, outlasts: bool = False) -> str:
+    """Return all of the configuration that numbers in a cache depend on, as text.
+
+    Parameters
+    ----------
+    outlasts : bool
+        Whether the cache outlasts this process or is shared with others: then the weights' own bytes count, too, and what
+        the layout of a cache block may depend on.
+    """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     fields: tuple[Any, ...] = (
         model.model,
@@ -236,4 +266,8 @@ def fingerprint(config: VllmConfig) -> str:
         parallel.tensor_parallel_size,
         parallel.pipeline_parallel_size,
     )
+    if outlasts:
+        load = config.load_config
+        own = (vllm.__version__, torch.backends.cpu.get_cpu_capability(), str(load.load_format), model.seed)
+        fields = (weights_stamp(model.model, model.revision), *fields[2:], *own)
     return repr(fields)
