@@ -20,12 +20,12 @@ from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import TierError
 from tailreplay.tiers.disk_file import DATA, Users, damage, make_folder, move_aside
-from tailreplay.tiers.disk_records import FORMAT, FORMAT_KEY, LIMIT_KEY, NAMES, Tables
+from tailreplay.tiers.disk_open import connect, library
+from tailreplay.tiers.disk_records import NAMES
 
 log = logging.getLogger("tailreplay")
 
 MIN_LIMIT = 2**20
-_READERS = 512
 # The file grows ahead of what is written, without taking room, so that one that is shorter than its content was cut.
 _AHEAD = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -49,7 +49,7 @@ class DiskEnv:
     ----------
     tables : Tables
     limit, page_bytes : int
-        Bytes of the file at most, and of a page of the file.
+        Bytes of the file at most, and of one of its pages.
     pid : int
         Process that opened it.
 
@@ -60,7 +60,7 @@ class DiskEnv:
     """
 
     def __init__(self, path: Path, limit: int | None) -> None:
-        self._lmdb = _library()
+        self._lmdb = library()
         self._env: Any = None
         if limit is not None and limit < MIN_LIMIT:
             raise CacheConfigError(f"A disk cache of {limit} bytes is too small: give it {format_bytes(MIN_LIMIT)}.")
@@ -69,6 +69,7 @@ class DiskEnv:
         make_folder(path)
         self.path, self.pid = path, os.getpid()
         self._asked = limit
+        self._data = f"The cache file '{path / DATA}'"
         self._lock = threading.Lock()
         self._users = Users(path)
         self._owners, self._active, self._closed, self._stale = 1, 0, False, False
@@ -79,11 +80,12 @@ class DiskEnv:
             raise
 
     def _open(self) -> None:
+        """Open the file; one that is damaged is moved aside first, if nobody else has it open."""
         for attempt in (0, 1):
             with self._users.alone() as alone:
                 reason = damage(self.path) if alone else None
                 if reason is not None:
-                    move_aside(self.path, reason)
+                    self._replace(reason)
             self._users.join()
             try:
                 self._connect()
@@ -91,64 +93,25 @@ class DiskEnv:
             except (self._lmdb.InvalidError, self._lmdb.CorruptedError, self._lmdb.PageNotFoundError) as error:
                 with self._users.alone() as alone:
                     if attempt or not alone:
-                        raise CacheConfigError(
-                            f"The cache file '{self.path / DATA}' is damaged and in use: stop what uses it and try again."
-                        ) from error
-                    move_aside(self.path, str(error))
+                        raise CacheConfigError(f"{self._data} is damaged and in use: stop what uses it.") from error
+                    self._replace(str(error))
             except self._lmdb.Error as error:
-                raise CacheConfigError(f"The cache in '{self.path}' cannot be opened: {error}.") from error
+                raise CacheConfigError(f"{self._data} cannot be opened: {error}.") from error
+            except OSError as error:
+                raise CacheConfigError(f"{self._data} cannot be opened: {error.strerror}.") from error
+
+    def _replace(self, reason: str) -> None:
+        if self._asked is None:
+            # Whoever only looks moves nothing.
+            raise CacheConfigError(f"{self._data} is damaged ({reason}): a server that opens it starts an empty one.")
+        move_aside(self.path, reason)
 
     def _connect(self) -> None:
-        asked, size = self._asked or 0, self._size()
-        if asked and size > asked:
-            # Until it is compacted: evicting needs room too.
-            asked = size + 2**24
-        # A map of size 0 takes the size that the file was made with.
-        env = self._lmdb.open(
-            str(self.path), map_size=asked - asked % 2**16, mode=0o600, create=False, max_dbs=len(NAMES),
-            max_readers=_READERS, metasync=False,
-        )  # fmt: skip
-        try:
-            env.reader_check()
-            self.tables, self.limit = self._prepare(env)
-            if not self._asked:
-                env.set_mapsize(self.limit - self.limit % 2**16)
-            self.page_bytes: int = env.stat()["psize"]
-            self._file = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
-        except BaseException:
-            env.close()
-            raise
-        self._env, self._stale = env, False
-
-    def _size(self) -> int:
-        file = self.path / DATA
-        return file.stat().st_size if file.exists() else 0
-
-    def _prepare(self, env: Any) -> tuple[Tables, int]:
-        """Find or make the tables; returns them and the limit."""
-        with env.begin(write=True) as txn:
-            if txn.stat()["entries"]:
-                self._check_ours(env, txn)
-            tables = Tables(*(env.open_db(name.encode(), txn=txn) for name in NAMES))
-            stored = txn.get(LIMIT_KEY, db=tables.total)
-            limit = self._asked or int(stored or MIN_LIMIT)
-            if stored is None:
-                txn.put(FORMAT_KEY, FORMAT, db=tables.total)
-            if str(limit).encode() != stored:
-                txn.put(LIMIT_KEY, str(limit).encode(), db=tables.total)
-        return tables, limit
-
-    def _check_ours(self, env: Any, txn: Any) -> None:
-        try:
-            found = txn.get(FORMAT_KEY, db=env.open_db(b"total", txn=txn, create=False))
-        except (self._lmdb.NotFoundError, self._lmdb.IncompatibleError):
-            found = None
-        if found is None:
-            raise CacheConfigError(f"'{self.path}' holds another program's database: name another folder.")
-        if found != FORMAT:
-            raise CacheConfigError(
-                f"The cache in '{self.path}' is another release's: name another folder, or delete it."
-            )
+        opened = connect(self.path, self._asked)
+        self._env, self.tables, self.limit = opened.env, opened.tables, opened.limit
+        self.page_bytes: int = self._env.stat()["psize"]
+        self._file = os.open(self.path / DATA, os.O_RDWR | os.O_CLOEXEC)
+        self._stale = False
 
     @contextmanager
     def read(self) -> Iterator[Any]:
@@ -343,11 +306,3 @@ class DiskEnv:
         if self._active:
             raise TierError("The process was forked while its disk cache was in use: open the cache after the fork.")
         self._shut()
-
-
-def _library() -> Any:
-    try:
-        import lmdb
-    except ModuleNotFoundError as error:
-        raise CacheConfigError("The disk cache needs the package 'lmdb': pip install lmdb.") from error
-    return lmdb
