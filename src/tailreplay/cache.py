@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tailreplay.tiers.lower import LowerTiers
 
 _RELEASED = "This plan was released (or made by another cache): its pages may be gone."
+# A second time if less came than was found: then other hiddens are needed.
+_LOOKS_BELOW = 2
 _UNBOUND = "The cache has no page layout yet: attach a model first (HybridLM does) or call bind()."
 
 
@@ -151,10 +153,13 @@ class PrefixCache:
         """
         ids = token_bytes(tokens)
         plan = self._plan(ids, namespace, reuse, topology, costs)
-        if self._lower is not None and _may_be_longer(plan, reuse):
+        for _ in range(_LOOKS_BELOW):
+            if self._lower is None or not _may_be_longer(plan, reuse):
+                break
             # Nothing of it may be evicted while more is brought up: it stays pinned until the longer one is.
-            came = self._lower.promote(ids, namespace, reuse, topology, plan.tokens - 1)
-            plan = self._again(plan, ids, namespace, reuse, topology, costs) if came else plan
+            if not self._lower.promote(ids, namespace, reuse, topology, plan.tokens - 1):
+                break
+            plan = self._again(plan, ids, namespace, reuse, topology, costs)
         while self._condemn_damaged(plan):
             plan = self._again(plan, ids, namespace, reuse, topology, costs)
         return plan
