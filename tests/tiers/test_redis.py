@@ -14,7 +14,7 @@ from redis.connection import Connection
 from tailreplay.errors import CacheConfigError
 from tailreplay.page_format import is_intact, unpack_header
 from tailreplay.provenance import Provenance
-from tailreplay.tiers.base import HIDDEN, KV, TierError, TierPage
+from tailreplay.tiers.base import HIDDEN, KV, TierError, TierFullError, TierPage
 from tailreplay.tiers.redis import RedisTier
 from tests.tiers import servers
 from tests.tiers.conftest import require
@@ -166,7 +166,7 @@ def test_a_server_that_is_full_keeps_no_half_page(tmp_path: Path) -> None:
     try:
         tier = RedisTier(f"redis://127.0.0.1:{server.ports[0]}")
         tier._client.config_set("maxmemory-policy", "noeviction")
-        with pytest.raises(TierError, match="maxmemory"):
+        with pytest.raises(TierFullError, match="maxmemory"):
             put_one_by_one(tier, [page(number, nbytes=1 << 18) for number in range(40)])
         assert tier._client.dbsize() % 4 == 0, "a header, two parts and a hint for every page"
     finally:

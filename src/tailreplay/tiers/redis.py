@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from tailreplay.errors import CacheConfigError
-from tailreplay.tiers.base import PARTS, Found, TierError, TierPage, Usage
+from tailreplay.tiers.base import PARTS, Found, TierError, TierFullError, TierPage, Usage
 from tailreplay.tiers.batches import by_bytes
 from tailreplay.tiers.merging import Write, absent_parts, contiguous, missing
 
@@ -104,10 +104,14 @@ class RedisTier:
         """
         for batch in by_bytes(pages, _TRANSACTION_BYTES):
             found, hints = self._look_up([page.key for page in batch], [hint for page in batch for hint in page.hints])
-            lost = {hint for page in batch for hint in page.hints if hints.get(hint) is None}
             writes = [write for page, there in zip(batch, found, strict=True) if (write := missing(page, there))]
-            if writes or lost:
-                self._write(writes, {hint: page.key for page in batch for hint in page.hints if hint in lost})
+            new = {page.key for page, there in zip(batch, found, strict=True) if there is None}
+            # A hint of a page that is there already may lead to another page: both are right.
+            wanted = {
+                hint: page.key for page in batch for hint in page.hints if page.key in new or hints.get(hint) is None
+            }
+            if writes or wanted:
+                self._write(writes, wanted)
 
     def replace(self, pages: Sequence[TierPage]) -> None:
         """See `Tier`. A part that a page does not bring is removed."""
@@ -202,7 +206,10 @@ class RedisTier:
         try:
             yield
         except self._errors as error:
-            raise TierError(f"{self._where} does not serve: {self._clean(error)}.") from None
+            text = self._clean(error)
+            if "used memory > 'maxmemory'" in text:
+                raise TierFullError(f"{self._where} is full, and its maxmemory-policy does not let it evict.") from None
+            raise TierError(f"{self._where} does not serve: {text}.") from None
 
     def _clean(self, error: BaseException) -> str:
         text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
