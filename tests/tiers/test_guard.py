@@ -10,7 +10,7 @@ import pytest
 from tailreplay.tiers.base import KV, Found, TierError, TierFullError, TierPage, Usage
 from tailreplay.tiers.guard import Guarded
 from tailreplay.tiers.lanes import Lanes, Overdue
-from tests.tiers.pages import name, page
+from tests.tiers.remote_pages import name, page
 
 LONG, SHORT = 30.0, 0.05
 

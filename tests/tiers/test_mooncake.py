@@ -14,12 +14,11 @@ import pytest
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.page_format import is_intact, unpack_header
-from tailreplay.provenance import Provenance
 from tailreplay.tiers.base import HIDDEN, KV, TierError, TierFullError, TierPage
 from tailreplay.tiers.mooncake import MooncakeTier
 from tests.tiers import servers
 from tests.tiers.conftest import require
-from tests.tiers.pages import content, hint, name, page
+from tests.tiers.remote_pages import content, hint, name, page
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,14 +67,13 @@ def test_a_part_may_be_many_buffers_of_any_kind(tier: MooncakeTier) -> None:
 
 
 def test_what_is_there_stays_and_what_lacks_is_added(tier: MooncakeTier) -> None:
-    first, second = page(0, [HIDDEN], seed=1, provenance=Provenance(2)), page(0, seed=2)
+    first, second = page(0, [HIDDEN], seed=1), page(0, seed=2)
     tier.put([first])
     tier.put([second])
     assert (read(tier, 0, HIDDEN), read(tier, 0, KV)) == (content(first, HIDDEN), content(second, KV))
     (found,) = tier.contains([name(0)])
     assert found is not None
     header = unpack_header(found.header)
-    assert header.provenance == Provenance(2)
     assert all(is_intact(header.parts[part], read(tier, 0, part) or b"") for part in (KV, HIDDEN))
 
 
@@ -156,7 +154,7 @@ def test_a_full_store_refuses_whole_pages_and_evicts_when_leases_end(tier: Moonc
 def test_what_one_process_puts_another_gets_that_lends_nothing(mooncake_port: int, tier: MooncakeTier) -> None:
     tier.put([page(4)])
     out = run_child(
-        "from tests.tiers.pages import page, name\n"
+        "from tests.tiers.remote_pages import page, name\n"
         "tier = MooncakeTier(master, lend='0')\n"
         "tier.put([page(5)])\n"
         "print(bytes(next(tier.get([name(4)], 'kv'))) == b''.join(page(4).parts['kv']))\n",
@@ -178,7 +176,7 @@ def test_no_master_is_a_sentence_at_once() -> None:
 
 OUTAGE = """
 import os, signal, time, threading
-from tests.tiers.pages import page, name, hint
+from tests.tiers.remote_pages import page, name, hint
 tier = MooncakeTier(master, lend="32MiB", buffer="8MiB", timeout=0.3)
 
 def outcome(call):

@@ -13,12 +13,11 @@ from redis.connection import Connection
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.page_format import is_intact, unpack_header
-from tailreplay.provenance import Provenance
 from tailreplay.tiers.base import HIDDEN, KV, TierError, TierFullError, TierPage
 from tailreplay.tiers.redis import RedisTier
 from tests.tiers import servers
 from tests.tiers.conftest import require
-from tests.tiers.pages import content, hint, name, page
+from tests.tiers.remote_pages import content, hint, name, page
 
 
 @pytest.fixture
@@ -55,14 +54,13 @@ def test_a_part_may_be_many_buffers_of_any_kind(tier: RedisTier) -> None:
 
 
 def test_what_is_there_stays_and_what_lacks_is_added(tier: RedisTier) -> None:
-    first, second = page(0, [HIDDEN], seed=1, provenance=Provenance(2)), page(0, seed=2)
+    first, second = page(0, [HIDDEN], seed=1), page(0, seed=2)
     tier.put([first])
     tier.put([second])
     assert (read(tier, 0, HIDDEN), read(tier, 0, KV)) == (content(first, HIDDEN), content(second, KV))
     (found,) = tier.contains([name(0)])
     assert found is not None
     header = unpack_header(found.header)
-    assert header.provenance == Provenance(2), "a page is no better than its worst part"
     for part in (KV, HIDDEN):
         assert is_intact(header.parts[part], read(tier, 0, part) or b"")
     tier.put([page(0, seed=3)])
@@ -235,7 +233,7 @@ def test_what_one_process_puts_another_gets(redis_port: int, tier: RedisTier) ->
     script = (
         "import sys\n"
         "from tailreplay.tiers.redis import RedisTier\n"
-        "from tests.tiers.pages import page\n"
+        "from tests.tiers.remote_pages import page\n"
         "RedisTier(sys.argv[1]).put([page(5)])\n"
     )
     url = f"redis://127.0.0.1:{redis_port}/0"

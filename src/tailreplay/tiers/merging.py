@@ -1,70 +1,71 @@
-"""What a tier does when a page that it has already is put again: nothing, add parts, or write it anew."""
+"""What putting a page does to one that is there already; the same on every tier."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tailreplay.page_format import PageFormatError, pack_header, unpack_header
-from tailreplay.tiers.base import PARTS, Buffer, Found, TierPage
+from tailreplay.page_format import PageFormatError, PageHeader, pack_header, unpack_header
+from tailreplay.tiers.base import Buffer, Found, TierPage
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """What is to be written of one page.
+class Merge:
+    """What to write.
 
     Attributes
     ----------
-    page : TierPage
-        As it was put.
     header : bytes
-        The header to write; it speaks of all parts that are there afterwards.
-    parts : tuple of str
-        Parts of `page` to write.
+        Replaces the one that is there.
+    parts : mapping
+        Replace those that are there.
+    drop : frozenset of str
+        Parts to be removed, since the header says nothing of them any more.
     """
 
-    page: TierPage
     header: bytes
-    parts: tuple[str, ...]
+    parts: Mapping[str, Sequence[Buffer]]
+    drop: frozenset[str] = frozenset()
 
 
-def missing(page: TierPage, found: Found | None) -> Write | None:
-    """Say what `page` adds to what is there; None if it adds nothing.
+def merge(found: Found | None, page: TierPage) -> Merge | None:
+    """Decide what a put writes; None if nothing. Numbers of the same tokens from two computations are never mixed up:
+    the header keeps the checksum of each part that stays.
 
-    A part without a header is of unknown origin, so it is written again. Parts that stay keep their entry in the header.
+    The page gets the parts that it lacks. If their provenance is worse than the page's, it stays as it is; if it is
+    better and they stand for all that is there, they replace it.
+
+    Parameters
+    ----------
+    found : Found or None
+        What is there under the page's key.
     """
     if found is None:
-        return Write(page, page.header, tuple(page.parts))
-    added = tuple(part for part in page.parts if part not in found.parts)
-    if not added:
+        return Merge(page.header, page.parts)
+    lacking = {name: data for name, data in page.parts.items() if name not in found.parts}
+    if not lacking:
         return None
-    return Write(page, merge_headers(found.header, page.header, found.parts), added)
-
-
-def merge_headers(old: bytes, new: bytes, kept: frozenset[str]) -> bytes:
-    """Return `new` with `old`'s entries of the parts that are `kept`, and the worse provenance of both.
-
-    The same tokens computed twice may differ in their last bits, so the checksum of a part that stays is the old header's.
-    Where either cannot be read, `new` is returned: a part that it does not describe rightly is found damaged, and dropped.
-    """
+    over = Merge(page.header, page.parts, found.parts - set(page.parts))
+    if found.header == page.header:
+        return Merge(page.header, lacking)
     try:
-        before, after = unpack_header(old), unpack_header(new)
+        old, new = unpack_header(found.header), unpack_header(page.header)
     except PageFormatError:
-        return new
-    stay = {name: entry for name, entry in before.parts.items() if name in kept}
-    if not stay or (before.ids, before.start) != (after.ids, after.start):
-        return new
-    worse = max(before.provenance, after.provenance)
-    return pack_header(replace(after, parts={**after.parts, **stay}, provenance=worse))
+        return over
+    if not _same_tokens(old, new) or (new.provenance < old.provenance and not over.drop) or not found.parts:
+        return over
+    if new.provenance > old.provenance:
+        return None
+    entries = {name: entry for name, entry in old.parts.items() if name in found.parts}
+    header = replace(new, parts={**new.parts, **entries}, provenance=max(old.provenance, new.provenance))
+    return Merge(pack_header(header), lacking)
 
 
-def contiguous(buffers: Sequence[Buffer]) -> bytes | memoryview:
-    """Return the concatenation of `buffers` as one buffer; a single one is not copied."""
-    if len(buffers) == 1:
-        return memoryview(buffers[0]).cast("B")
-    return b"".join(buffers)
-
-
-def absent_parts(page: TierPage) -> list[str]:
-    """Return the names in `base.PARTS` that `page` does not bring."""
-    return [part for part in PARTS if part not in page.parts]
+def _same_tokens(old: PageHeader, new: PageHeader) -> bool:
+    return (old.key, old.namespace, old.start, old.ids, old.rank) == (
+        new.key,
+        new.namespace,
+        new.start,
+        new.ids,
+        new.rank,
+    )

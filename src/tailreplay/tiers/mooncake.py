@@ -13,9 +13,8 @@ from typing import Any
 from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes, parse_bytes
 from tailreplay.tiers.base import PARTS, Found, TierError, TierFullError, TierPage, Usage
-from tailreplay.tiers.batches import by_bytes
-from tailreplay.tiers.merging import Write, contiguous, missing
-from tailreplay.tiers.mooncake_client import NOT_FOUND, MooncakeClient
+from tailreplay.tiers.batches import Changes, by_bytes, changes, contiguous, replacement
+from tailreplay.tiers.mooncake_client import BEING_WRITTEN, NOT_FOUND, MooncakeClient
 
 PROTOCOLS = ("tcp", "rdma")
 
@@ -122,11 +121,8 @@ class MooncakeTier:
     def replace(self, pages: Sequence[TierPage]) -> None:
         """See `Tier`. Objects cannot be changed, so the old ones go first: for a moment the page is not there."""
         for batch in by_bytes(pages, self._buffer_bytes // 2):
-            self._remove([self._header(page.key) for page in batch])
-            self._remove([self._part(page.key, part) for page in batch for part in PARTS])
-            self._remove([self._hint(hint) for page in batch for hint in page.hints])
-            writes = [Write(page, page.header, tuple(page.parts)) for page in batch]
-            self._write(writes, {hint: page.key for page in batch for hint in page.hints})
+            hints = {hint: page.key for page in batch for hint in page.hints}
+            self._write(Changes({page.key: replacement(page) for page in batch}, hints))
 
     def drop(self, keys: Sequence[bytes], part: str | None = None) -> None:
         """See `Tier`."""
@@ -143,37 +139,25 @@ class MooncakeTier:
         self._client.close()
 
     def _put(self, pages: Sequence[TierPage]) -> None:
-        there, lost = self._there([page.key for page in pages], [hint for page in pages for hint in page.hints])
+        there, hints = self._there([page.key for page in pages], [hint for page in pages for hint in page.hints])
         partial = [
             page.key
             for page, parts in zip(pages, there, strict=True)
             if parts is not None and not parts.issuperset(page.parts)
         ]
         headers = dict(zip(partial, self._values([self._header(key) for key in partial]), strict=True))
-        writes: list[Write] = []
-        fresh: list[TierPage] = []
+        found: list[Found | None] = []
         for page, parts in zip(pages, there, strict=True):
             header = headers.get(page.key, b"")
-            found = None if parts is None or header is None else Found(header, parts)
-            write = missing(page, found)
-            if write is not None:
-                writes.append(write)
-            if found is None:
-                fresh.append(page)
-        if writes:
-            # What an evicted header left behind is of unknown origin.
-            self._remove([self._header(write.page.key) for write in writes])
-            self._remove([self._part(write.page.key, part) for write in writes for part in write.parts])
-        new = {hint: page.key for page in fresh for hint in page.hints}
-        self._remove([self._hint(hint) for hint in new])
-        # A hint of a page that is there already may lead to another page: both are right.
-        self._write(writes, {hint: page.key for page in pages for hint in page.hints if hint in lost} | new)
+            found.append(None if parts is None or header is None else Found(header, parts))
+        self._write(changes(pages, found, hints))
 
-    def _write(self, writes: Sequence[Write], hints: dict[bytes, bytes]) -> None:
+    def _write(self, todo: Changes) -> None:
+        """Write parts, then headers, then hints; old objects go first, since none can be changed."""
         parts = {
-            self._part(write.page.key, part): contiguous(write.page.parts[part])
-            for write in writes
-            for part in write.parts
+            self._part(key, part): contiguous(buffers)
+            for key, change in todo.pages.items()
+            for part, buffers in change.parts.items()
         }
         for value in parts.values():
             if memoryview(value).nbytes > self._buffer_bytes:
@@ -181,10 +165,11 @@ class MooncakeTier:
                     f"A part of {format_bytes(memoryview(value).nbytes)} does not fit into Mooncake's buffer of "
                     f"{format_bytes(self._buffer_bytes)}: raise it (buffer=…)."
                 )
-        headers: dict[str, Any] = {self._header(write.page.key): write.header for write in writes}
-        for objects in (parts, headers, {self._hint(hint): key for hint, key in hints.items()}):
-            if not objects:
-                continue
+        headers: dict[str, Any] = {self._header(key): change.header for key, change in todo.pages.items()}
+        names = {self._hint(hint): key for hint, key in todo.hints.items()}
+        gone = [self._part(key, part) for key, change in todo.pages.items() for part in change.drop]
+        self._remove([*headers, *parts, *gone, *names])
+        for objects in filter(None, (parts, headers, names)):
             try:
                 self._client.check(
                     self._client.call("put_batch", list(objects), list(objects.values())), "storing pages"
@@ -198,7 +183,7 @@ class MooncakeTier:
     def _there(
         self, keys: Sequence[bytes], hints: Sequence[bytes] = ()
     ) -> tuple[list[frozenset[str] | None], set[bytes]]:
-        """Return for each key the parts that are there, None if its header is not; and the hints that are not there."""
+        """Return for each key the parts that are there, None if its header is not; and the hints that are there."""
         names = [name for key in keys for name in (self._header(key), *(self._part(key, part) for part in PARTS))]
         codes = iter(self._exist(names + [self._hint(hint) for hint in hints]))
         found: list[frozenset[str] | None] = []
@@ -206,7 +191,7 @@ class MooncakeTier:
             header = next(codes)
             parts = frozenset([part for part in PARTS if next(codes)])
             found.append(parts if header else None)
-        return found, {hint for hint in hints if not next(codes)}
+        return found, {hint for hint in hints if next(codes)}
 
     def _exist(self, names: Sequence[str]) -> list[bool]:
         codes = self._client.call("batch_is_exist", list(names)) if names else []
@@ -240,7 +225,8 @@ class MooncakeTier:
         if not names:
             return
         for code in self._client.call("batch_remove", list(names), True):
-            self._client.check(code, "removing pages", ignore=(NOT_FOUND,))
+            # What another process writes at this moment counts as written afterwards.
+            self._client.check(code, "removing pages", ignore=(NOT_FOUND, BEING_WRITTEN))
 
     def _header(self, key: bytes) -> str:
         return f"{self._prefix}/page/{key.hex()}"

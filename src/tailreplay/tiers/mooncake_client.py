@@ -18,12 +18,12 @@ from tailreplay.tiers.base import TierError, TierFullError
 INSTALL = "pip install mooncake-transfer-engine (or, without CUDA, mooncake-transfer-engine-non-cuda)"
 LIBRARIES = "apt-get install libibverbs1 libnuma1 libcurl4"
 CLOSE_SECONDS = 5.0
-NO_SPACE, TOO_LARGE, NOT_FOUND, NO_ANSWER, TIMEOUT = -200, -600, -704, -900, -901
+NO_SPACE, TOO_LARGE, BEING_WRITTEN, NOT_FOUND, NO_ANSWER, TIMEOUT = -200, -600, -703, -704, -900, -901
 _MEANING = {
     NO_SPACE: "no memory is free: nobody lends any, or what is stored is still leased",
     TOO_LARGE: "the value is larger than the client's buffer",
     -601: "another process writes the same object",
-    -703: "another process writes the same object",
+    BEING_WRITTEN: "another process writes the same object",
     NOT_FOUND: "there is no such object",
     -706: "the object is leased to a reader",
     -800: "the process that lends its memory does not answer",
