@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tailreplay.tiers.base import KV, Found, TierError, TierPage, Usage
+from tailreplay.tiers.base import KV, Found, TierError, TierFullError, TierPage, Usage
 from tailreplay.tiers.guard import Guarded
 from tailreplay.tiers.lanes import Lanes, Overdue
 from tests.tiers.remote_pages import name, page
@@ -199,6 +199,18 @@ def test_an_error_of_any_kind_is_a_tier_error(fake: Fake) -> None:
     with pytest.raises(TierError, match="fake failed: by zero") as caught:
         Guarded(fake, deadline=LONG).usage()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_full_tier_is_not_down(fake: Fake) -> None:
+    def full() -> None:
+        raise TierFullError("It is full.")
+
+    fake.before = full
+    guarded = Guarded(fake, deadline=LONG)
+    with pytest.raises(TierFullError):
+        guarded.put([page(0)])
+    assert not guarded.is_down
+    assert guarded.counts()["put"].failures == 1
 
 
 def test_each_page_of_get_has_the_deadline_and_one_that_comes_late_is_given_to_nobody(fake: Fake, hang: Hang) -> None:

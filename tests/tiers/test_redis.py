@@ -13,8 +13,7 @@ from redis.connection import Connection
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.page_format import is_intact, unpack_header
-from tailreplay.provenance import Provenance
-from tailreplay.tiers.base import HIDDEN, KV, TierError, TierPage
+from tailreplay.tiers.base import HIDDEN, KV, TierError, TierFullError, TierPage
 from tailreplay.tiers.redis import RedisTier
 from tests.tiers import servers
 from tests.tiers.conftest import require
@@ -55,14 +54,13 @@ def test_a_part_may_be_many_buffers_of_any_kind(tier: RedisTier) -> None:
 
 
 def test_what_is_there_stays_and_what_lacks_is_added(tier: RedisTier) -> None:
-    first, second = page(0, [HIDDEN], seed=1, provenance=Provenance(2)), page(0, seed=2)
+    first, second = page(0, [HIDDEN], seed=1), page(0, seed=2)
     tier.put([first])
     tier.put([second])
     assert (read(tier, 0, HIDDEN), read(tier, 0, KV)) == (content(first, HIDDEN), content(second, KV))
     (found,) = tier.contains([name(0)])
     assert found is not None
     header = unpack_header(found.header)
-    assert header.provenance == Provenance(2), "a page is no better than its worst part"
     for part in (KV, HIDDEN):
         assert is_intact(header.parts[part], read(tier, 0, part) or b"")
     tier.put([page(0, seed=3)])
@@ -166,7 +164,7 @@ def test_a_server_that_is_full_keeps_no_half_page(tmp_path: Path) -> None:
     try:
         tier = RedisTier(f"redis://127.0.0.1:{server.ports[0]}")
         tier._client.config_set("maxmemory-policy", "noeviction")
-        with pytest.raises(TierError, match="maxmemory"):
+        with pytest.raises(TierFullError, match="maxmemory"):
             put_one_by_one(tier, [page(number, nbytes=1 << 18) for number in range(40)])
         assert tier._client.dbsize() % 4 == 0, "a header, two parts and a hint for every page"
     finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, cast
 
-from tailreplay.tiers.base import Found, Tier, TierError, TierPage, Usage
+from tailreplay.tiers.base import Found, Tier, TierError, TierFullError, TierPage, Usage
 from tailreplay.tiers.batches import by_bytes, by_count
 from tailreplay.tiers.health import Health
 from tailreplay.tiers.lanes import Lane, Lanes, Overdue
@@ -55,9 +55,10 @@ class Counts:
 class Guarded:
     """A tier that never keeps its caller longer than a deadline, and is left alone for a while after it failed.
 
-    After a time-out or an error the tier is down for a second, then for two, and so on up to a minute: calls raise
-    `TierError` at once. Then one call tries it again; the first success ends it. A call that hangs stays on its thread;
-    what it returns is given to nobody, and the buffers of a hanging `put` may change under it, which checksums tell.
+    After a time-out or an error (but for `TierFullError`) the tier is down for a second, then for two, and so on up to a
+    minute: calls raise `TierError` at once. Then one call tries it again; the first success ends it. A call that hangs
+    stays on its thread; what it returns is given to nobody, and the buffers of a hanging `put` may change under it, which
+    checksums tell.
 
     Parameters
     ----------
@@ -245,6 +246,11 @@ class Guarded:
             reason = f"no answer within {seconds:g} s"
             self._health.failed(trial, reason)
             raise TierError(f"{self.name} does not answer: {reason}.") from None
+        except TierFullError:
+            # It is well: reads go on.
+            self._count(method, calls=calls, failures=1, seconds=time.monotonic() - began)
+            self._health.succeeded(trial)
+            raise
         except Exception as error:
             self._count(method, calls=calls, failures=1, seconds=time.monotonic() - began)
             self._health.failed(trial, _reason(error))

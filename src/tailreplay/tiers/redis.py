@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tailreplay.errors import CacheConfigError
-from tailreplay.tiers.base import PARTS, Found, TierError, TierPage, Usage
-from tailreplay.tiers.batches import by_bytes
-from tailreplay.tiers.remote_merging import Write, absent_parts, contiguous, missing
+from tailreplay.tiers.base import PARTS, Found, TierError, TierFullError, TierPage, Usage
+from tailreplay.tiers.batches import Changes, by_bytes, changes, contiguous, replacement
 
 INSTALL = "pip install 'tailreplay[redis]'"
 _ALIASES = {"valkey": "redis", "valkeys": "rediss"}
@@ -104,17 +103,15 @@ class RedisTier:
         """
         for batch in by_bytes(pages, _TRANSACTION_BYTES):
             found, hints = self._look_up([page.key for page in batch], [hint for page in batch for hint in page.hints])
-            lost = {hint for page in batch for hint in page.hints if hints.get(hint) is None}
-            writes = [write for page, there in zip(batch, found, strict=True) if (write := missing(page, there))]
-            if writes or lost:
-                self._write(writes, {hint: page.key for page in batch for hint in page.hints if hint in lost})
+            todo = changes(batch, found, hints)
+            if todo.pages or todo.hints:
+                self._write(todo)
 
     def replace(self, pages: Sequence[TierPage]) -> None:
         """See `Tier`. A part that a page does not bring is removed."""
         for batch in by_bytes(pages, _TRANSACTION_BYTES):
-            gone = [self._part(page.key, part) for page in batch for part in absent_parts(page)]
-            writes = [Write(page, page.header, tuple(page.parts)) for page in batch]
-            self._write(writes, {hint: page.key for page in batch for hint in page.hints}, gone)
+            hints = {hint: page.key for page in batch for hint in page.hints}
+            self._write(Changes({page.key: replacement(page) for page in batch}, hints))
 
     def drop(self, keys: Sequence[bytes], part: str | None = None) -> None:
         """See `Tier`."""
@@ -151,9 +148,8 @@ class RedisTier:
             self._client.close()
             self._client.connection_pool.disconnect()
 
-    def _look_up(
-        self, keys: Sequence[bytes], hints: Sequence[bytes]
-    ) -> tuple[list[Found | None], dict[bytes, bytes | None]]:
+    def _look_up(self, keys: Sequence[bytes], hints: Sequence[bytes]) -> tuple[list[Found | None], set[bytes]]:
+        """Return what is there of `keys`, and which `hints` are; one round trip."""
         with self._sentences():
             pipeline = self._client.pipeline(transaction=False)
             pipeline.mget([self._header(key) for key in keys])
@@ -168,20 +164,20 @@ class RedisTier:
         for header in headers:
             parts = frozenset([part for part in PARTS if next(there)])
             found.append(None if header is None else Found(header, parts))
-        return found, dict(zip(hints, answers[-1] if hints else (), strict=True))
+        named = answers[-1] if hints else ()
+        return found, {hint for hint, key in zip(hints, named, strict=True) if key is not None}
 
-    def _write(self, writes: Sequence[Write], hints: dict[bytes, bytes], gone: Sequence[bytes] = ()) -> None:
+    def _write(self, todo: Changes) -> None:
         """Write all of it or nothing: one MULTI."""
         with self._sentences():
             pipeline = self._client.pipeline(transaction=True)
-            if gone:
-                pipeline.unlink(*gone)
-            for write in writes:
-                for part in write.parts:
-                    value = contiguous(write.page.parts[part])
-                    pipeline.set(self._part(write.page.key, part), value, px=self._ttl)
-                pipeline.set(self._header(write.page.key), write.header, px=self._ttl)
-            for hint, key in hints.items():
+            for key, change in todo.pages.items():
+                for part, buffers in change.parts.items():
+                    pipeline.set(self._part(key, part), contiguous(buffers), px=self._ttl)
+                for part in change.drop:
+                    pipeline.unlink(self._part(key, part))
+                pipeline.set(self._header(key), change.header, px=self._ttl)
+            for hint, key in todo.hints.items():
                 pipeline.set(self._hint(hint), key, px=self._ttl)
             pipeline.execute()
 
@@ -202,7 +198,10 @@ class RedisTier:
         try:
             yield
         except self._errors as error:
-            raise TierError(f"{self._where} does not serve: {self._clean(error)}.") from None
+            text = self._clean(error)
+            if "used memory > 'maxmemory'" in text:
+                raise TierFullError(f"{self._where} is full, and its maxmemory-policy does not let it evict.") from None
+            raise TierError(f"{self._where} does not serve: {text}.") from None
 
     def _clean(self, error: BaseException) -> str:
         text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
@@ -230,4 +229,5 @@ def _address(url: str) -> tuple[str, str]:
     if parts.scheme not in ("redis", "rediss", "unix", *_ALIASES) or "://" not in url:
         raise CacheConfigError("The URL of a Redis server begins with redis://, rediss://, unix:// or valkey://.")
     product = "Valkey" if parts.scheme.startswith("valkey") else "Redis"
-    return f"{product} at {place}", unquote(parts.password or "")
+    secret = parts.password or dict(parse_qsl(parts.query)).get("password", "")
+    return f"{product} at {place}", unquote(secret)
