@@ -97,12 +97,13 @@ class Storage:
         CacheConfigError
             If one is not known, or its place cannot be used.
         """
+        from tailreplay.tiers.factory import open_tier
         from tailreplay.tiers.guard import Guarded
 
         opened: list[Tier] = []
         try:
             for tier in self.tiers:
-                plain = _open(tier) if isinstance(tier, str) else tier
+                plain = open_tier(tier, guarded=False) if isinstance(tier, str) else tier
                 opened.append(Guarded(plain, self.deadline))
         except BaseException:
             for each in opened:
@@ -119,12 +120,6 @@ class Storage:
             return None
         packer = Packer(arena, self.hidden_codec, self.kv_codec, label=label)
         return LowerTiers(catalog, lock, packer, self.open())
-
-
-def _open(address: str) -> Tier:
-    from tailreplay.tiers.factory import open_tier
-
-    return open_tier(address)
 
 
 def parse_storage(given: Mapping[str, Any]) -> Storage:

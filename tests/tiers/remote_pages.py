@@ -19,7 +19,7 @@ def page(
 ) -> TierPage:
     """Return page `number`; another `seed` gives other bytes of the same tokens."""
     values = {part: random.Random(f"{number} {part} {seed}").randbytes(nbytes) for part in parts}
-    entry = TensorEntry("x", (nbytes // TOKENS,), "uint8", "plain", nbytes // TOKENS)
+    entry = TensorEntry("x", (nbytes // TOKENS,), "uint8", "plain", nbytes // TOKENS, TOKENS)
     header = PageHeader(
         key=name(number),
         parent=name(number - 1),
