@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from tailreplay.pages import PageLayout
+    from tailreplay.tiers.base import Usage
     from tailreplay.tiers.host import HostArena
     from tailreplay.tiers.lower import LowerTiers
 
@@ -46,6 +47,8 @@ class CacheStats:
         Pages whose hiddens made room for others'.
     damaged : int
         Pages in host memory whose bytes were not what was stored.
+    tokens_limit : int
+        Tokens that fit into host memory.
     moved : dict
         What went to and came from the tiers below (see `tailreplay.tiers.mover.Mover.counts`).
     """
@@ -58,6 +61,7 @@ class CacheStats:
     refused: dict[str, int] = field(default_factory=dict)
     stripped: int = 0
     damaged: int = 0
+    tokens_limit: int = 0
     moved: dict[str, int] = field(default_factory=dict)
 
 
@@ -272,6 +276,10 @@ class PrefixCache:
         """Wait until all that is stored is in the tiers below, too. False if that takes longer than `seconds`."""
         return self._lower is None or self._lower.flush(seconds)
 
+    def usage(self) -> dict[str, Usage]:
+        """Return what each tier below holds, as far as it answers."""
+        return self._lower.usage() if self._lower is not None else {}
+
     def shutdown(self) -> None:
         """Write what still waits to be written and let go of the tiers. A second call does nothing."""
         if self._lower is not None:
@@ -298,6 +306,7 @@ class PrefixCache:
                 dict(self._refused),
                 tree.stripped,
                 self._damaged,
+                tree.slots * self.page_size,
                 self._lower.counts() if self._lower is not None else {},
             )
 

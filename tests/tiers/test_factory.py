@@ -84,7 +84,6 @@ def test_mooncake_urls() -> None:
     [
         ("s3://bucket", r"'s3' is no storage: name a folder, or a URL .* disk:, mooncake:, redis:, .* and valkeys:\.$"),
         ("", "is no storage"),
-        ("disk:", "needs a folder"),
         ("disk:/x?size=1GiB", r"'size' is no option of disk: it has limit\.$"),
         ("disk:/x?limit=lots", "not a size"),
         ("/x?limit=1GiB&limit=2GiB", "must have one value"),
@@ -120,4 +119,12 @@ def test_a_tier_that_was_opened_by_url_works(redis_port: int) -> None:
     tier = open_tier(f"redis://127.0.0.1:{redis_port}/5?prefix=opened&deadline=30")
     tier.put([page(0)])
     assert tier.contains([name(0)])[0] is not None
+    tier.close()
+
+
+@pytest.mark.parametrize("spec", ["disk", "disk:", "disk:?limit=64MiB"])
+def test_disk_alone_is_the_default_folder(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tier = open_tier(spec)
+    assert (tmp_path / "tailreplay").stat().st_mode & 0o777 == 0o700
     tier.close()

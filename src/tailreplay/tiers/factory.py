@@ -37,7 +37,7 @@ def open_tier(spec: str, guarded: bool = True) -> Tier:
     Parameters
     ----------
     spec : str
-        A folder, ``disk:FOLDER?limit=20GiB``, ``redis://HOST:6379/0``, ``valkey://HOST``,
+        A folder, ``disk`` for ``~/.cache/tailreplay``, ``disk:FOLDER?limit=20GiB``, ``redis://HOST:6379/0``, ``valkey://HOST``,
         ``mooncake://HOST:50051?lend=1GiB&protocol=tcp``. `OPTIONS` has the options of each.
     guarded : bool
         Put `Guarded` around a tier on a server, with the option ``deadline`` in seconds (0.2).
@@ -78,11 +78,12 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
 def _disk(spec: str, options: dict[str, str]) -> Tier:
     head = spec.partition("?")[0]
     folder = unquote(head.partition(":")[2]) if head.lower().startswith("disk:") else head
-    if not folder:
-        raise CacheConfigError("disk: needs a folder, like disk:/var/cache/tailreplay.")
+    tier = import_module("tailreplay.tiers.disk")
+    if folder in ("", "disk"):
+        folder = str(tier.default_path())
     limit = parse_bytes(options.get("limit", DISK_LIMIT))
     # Loaded here: the package it needs is no dependency of the others.
-    made: Tier = import_module("tailreplay.tiers.disk").DiskTier(Path(folder).expanduser(), limit)
+    made: Tier = tier.DiskTier(Path(folder).expanduser(), limit)
     return made
 
 

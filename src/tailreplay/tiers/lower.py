@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tailreplay.catalog import Catalog
 from tailreplay.decisions import Match
 from tailreplay.keys import Namespace
 from tailreplay.modes import Reuse
 from tailreplay.page import Page
-from tailreplay.tiers.base import Tier
+from tailreplay.tiers.base import Tier, TierError, Usage
 from tailreplay.tiers.finder import Finder
 from tailreplay.tiers.mover import Mover, Spill
 from tailreplay.tiers.naming import record_of
@@ -101,6 +102,14 @@ class LowerTiers:
     def counts(self) -> dict[str, int]:
         """Return what was moved since the start (see `Mover.counts`)."""
         return {**self._mover.counts, "lost": self._lost, "passed_over": self._finder.damaged}
+
+    def usage(self) -> dict[str, Usage]:
+        """Return what each tier holds, by name; nothing of those that do not answer."""
+        found = {}
+        for tier in self.tiers:
+            with suppress(TierError):
+                found[tier.name] = tier.usage()
+        return found
 
     def close(self) -> None:
         """Write what waits to be written, within a few seconds, then let go of the tiers. A second call does nothing."""
