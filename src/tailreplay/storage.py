@@ -104,7 +104,7 @@ class Storage:
         try:
             for tier in self.tiers:
                 plain = open_tier(tier, guarded=False) if isinstance(tier, str) else tier
-                opened.append(Guarded(plain, self.deadline))
+                opened.append(plain if isinstance(plain, Guarded) else Guarded(plain, self.deadline))
         except BaseException:
             for each in opened:
                 each.close()
