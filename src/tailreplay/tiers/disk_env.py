@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 from typing import Any
 
 from tailreplay.errors import CacheConfigError
@@ -27,7 +28,8 @@ log = logging.getLogger("tailreplay")
 
 MIN_LIMIT = 2**20
 # The file grows ahead of what is written, without taking room, so that one that is shorter than its content was cut.
-_AHEAD = 2**20
+_AHEAD, _AHEAD_RECORD = 2**20, 2**15
+_LITTLE = 2**26
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -150,7 +152,7 @@ class DiskEnv:
         try:
             with self._told():
                 try:
-                    self._grow(records * 2**17 + nbytes)
+                    self._grow(records * _AHEAD_RECORD + nbytes)
                     yield txn
                 except BaseException:
                     txn.abort()
@@ -204,7 +206,7 @@ class DiskEnv:
         except self._lmdb.MapFullError as error:
             raise NoSpaceError(f"The disk cache in '{self.path}' is full.") from error
         except self._lmdb.Error as error:
-            if getattr(error, "code", None) in _FULL or os.strerror(errno.ENOSPC) in str(error):
+            if self._is_full(getattr(error, "code", 0)):
                 raise NoSpaceError(f"The disk of '{self.path}' is full.") from error
             # After a failed write of the file's first pages the library refuses everything until it is opened anew.
             self._stale = self._stale or isinstance(error, self._lmdb.PanicError)
@@ -213,6 +215,13 @@ class DiskEnv:
             raise TierError(str(error)) from error
         except OSError as error:
             raise TierError(f"The disk cache in '{self.path}' failed: {error.strerror}.") from error
+
+    def _is_full(self, code: int) -> bool:
+        if code != errno.EIO:
+            return code in _FULL
+        # LMDB's word for a write that got only a part onto the disk, and for a disk that fails.
+        disk = os.statvfs(self.path)
+        return disk.f_bavail * disk.f_frsize < _LITTLE or getrlimit(RLIMIT_FSIZE)[0] != RLIM_INFINITY
 
     def _grow(self, nbytes: int) -> None:
         # Inside the write transaction: no other process moves the end of the file meanwhile.

@@ -71,7 +71,7 @@ class Putter:
         need = sum(file_pages(page, env.page_bytes) for page in batch)
         for attempt in range(_ATTEMPTS):
             try:
-                with env.write(len(batch) + TOUCHES, sum(page.nbytes for page in batch)) as txn:
+                with env.write(len(batch) + len(self._touches), sum(page.nbytes for page in batch)) as txn:
                     self._write_batch(env, Writer(txn, env.tables), batch, over)
                 return
             except NoSpaceError:
