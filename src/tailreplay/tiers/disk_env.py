@@ -7,19 +7,18 @@ and never leaves a half of one.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 from typing import Any
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import TierError
+from tailreplay.tiers.disk_errors import told
 from tailreplay.tiers.disk_file import DATA, Users, damage, make_folder, move_aside
 from tailreplay.tiers.disk_open import connect, library
 from tailreplay.tiers.disk_records import NAMES
@@ -29,12 +28,6 @@ log = logging.getLogger("tailreplay")
 MIN_LIMIT = 2**20
 # The file grows ahead of what is written, without taking room, so that one that is shorter than its content was cut.
 _AHEAD, _AHEAD_RECORD = 2**20, 2**15
-_LITTLE = 2**26
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class NoSpaceError(TierError):
-    """The file has reached its limit, or the disk is full; evicting makes room."""
 
 
 class DiskEnv:
@@ -200,28 +193,13 @@ class DiskEnv:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn the library's errors into those that a tier may raise."""
-        try:
-            yield
-        except self._lmdb.MapFullError as error:
-            raise NoSpaceError(f"The disk cache in '{self.path}' is full.") from error
-        except self._lmdb.Error as error:
-            if self._is_full(getattr(error, "code", 0)):
-                raise NoSpaceError(f"The disk of '{self.path}' is full.") from error
-            # After a failed write of the file's first pages the library refuses everything until it is opened anew.
-            self._stale = self._stale or isinstance(error, self._lmdb.PanicError)
-            raise TierError(f"The disk cache in '{self.path}' failed: {error}.") from error
-        except CacheConfigError as error:
-            raise TierError(str(error)) from error
-        except OSError as error:
-            raise TierError(f"The disk cache in '{self.path}' failed: {error.strerror}.") from error
-
-    def _is_full(self, code: int) -> bool:
-        if code != errno.EIO:
-            return code in _FULL
-        # LMDB's word for a write that got only a part onto the disk, and for a disk that fails.
-        disk = os.statvfs(self.path)
-        return disk.f_bavail * disk.f_frsize < _LITTLE or getrlimit(RLIMIT_FSIZE)[0] != RLIM_INFINITY
+        with told(self.path):
+            try:
+                yield
+            except self._lmdb.PanicError:
+                # After a failed write of the file's first pages the library refuses everything until it is opened anew.
+                self._stale = True
+                raise
 
     def _grow(self, nbytes: int) -> None:
         # Inside the write transaction: no other process moves the end of the file meanwhile.

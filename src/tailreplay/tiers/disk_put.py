@@ -10,7 +10,8 @@ from itertools import groupby
 
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import PARTS, TierError, TierPage
-from tailreplay.tiers.disk_env import DiskEnv, NoSpaceError
+from tailreplay.tiers.disk_env import DiskEnv
+from tailreplay.tiers.disk_errors import NoSpaceError
 from tailreplay.tiers.disk_eviction import Evictor, Quotas
 from tailreplay.tiers.disk_records import KEY_BYTES
 from tailreplay.tiers.disk_touches import BATCH as TOUCHES
