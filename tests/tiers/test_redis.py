@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -220,6 +222,29 @@ def test_nobody_at_the_port_is_a_sentence() -> None:
         tier.usage()
     assert "s3cret" not in str(caught.value)
     assert str(caught.value).count("\n") == 0
+
+
+def test_a_server_of_another_kind_is_a_sentence() -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(TierError, match="does not serve: Protocol Error"):
+            RedisTier(f"redis://127.0.0.1:{listener.getsockname()[1]}").contains([name(0)])
+        thread.join(30)
+
+
+def test_a_server_that_never_answers_is_given_up() -> None:
+    # It accepts connections by its backlog, and that is all.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        tier = RedisTier(f"redis://127.0.0.1:{listener.getsockname()[1]}", timeout=0.1)
+        with pytest.raises(TierError, match=r"[Tt]imeout"):
+            tier.contains([name(0)])
 
 
 @pytest.mark.parametrize("url", ["http://h", "redis:h", "redis://h:port", "redis://:s3cret@h/0?socket_timeout=soon"])
