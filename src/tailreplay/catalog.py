@@ -49,7 +49,7 @@ class Catalog:
     Raises
     ------
     CacheConfigError
-        If the page size is not a positive multiple of 16, the limit is smaller than one page, or reserved shares exceed it.
+        If the page size is not a positive multiple of 16, the limit is smaller than one page, or the quotas cannot be kept.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class Catalog:
         self.page_size = page_size
         self.slots, self.hidden_slots = divide(limit_bytes, page_bytes - hidden_bytes, hidden_bytes, hidden_share)
         self.quotas = quotas if quotas is not None else Quotas()
-        self.quotas.check(limit_bytes)
+        self.quotas.check(limit_bytes, page_bytes)
+        policy = policy if policy is not None else LeastRecentlyUsed()
+        policy.sized(self.slots, page_size)
         self._events = events
         self._pages: dict[bytes, Page] = {}
         self._roots: dict[bytes, Page] = {}
@@ -82,7 +84,7 @@ class Catalog:
             self.hidden_slots,
             page_bytes - hidden_bytes,
             hidden_bytes,
-            policy if policy is not None else LeastRecentlyUsed(),
+            policy,
             self.quotas,
             self._remove,
         )
