@@ -18,7 +18,7 @@ COMMANDS = {
     "inspect": "groups, bytes a token and the speed limit of a model, from its config alone",
     "demo": "a long document and several questions: full, zero, replay and exact side by side",
     "eval": "what share of quality a hit keeps, by method, task and length",
-    "bench": "benchmarks: catalog, ttft, traffic",
+    "bench": "benchmarks: catalog, codecs, eviction, ttft, traffic",
     "lm-eval": "what reuse does to a model's answers, on lm-evaluation-harness' tasks",
     "doctor": "what is installed, and what will not work with it",
 }

@@ -53,15 +53,21 @@ class Quotas:
         of no use without hiddens.
         """
         total = slots * kv_bytes + hidden_slots * hidden_bytes
-        reserved = {tenant: (size * slots // total, size * hidden_slots // total) for tenant, size in self.reserved.items()}
+        reserved = {
+            tenant: (size * slots // total, size * hidden_slots // total) for tenant, size in self.reserved.items()
+        }
         limits = {}
         for tenant, size in self.limits.items():
             # One at least, however small the part: a tenant without any would have no hits.
             hiddens = max(1, size * hidden_slots // total)
             limits[tenant] = (min(size * slots // total, (size - hiddens * hidden_bytes) // kv_bytes), hiddens)
         return (
-            Shares({name: each[0] for name, each in reserved.items()}, {name: each[0] for name, each in limits.items()}),
-            Shares({name: each[1] for name, each in reserved.items()}, {name: each[1] for name, each in limits.items()}),
+            Shares(
+                {name: each[0] for name, each in reserved.items()}, {name: each[0] for name, each in limits.items()}
+            ),
+            Shares(
+                {name: each[1] for name, each in reserved.items()}, {name: each[1] for name, each in limits.items()}
+            ),
         )
 
 
