@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     import torch
 
     from tailreplay.pages import PageLayout
+    from tailreplay.tiers.base import Usage
     from tailreplay.tiers.host import HostArena
     from tailreplay.tiers.lower import LowerTiers
 
 _RELEASED = "This plan was released (or made by another cache): its pages may be gone."
+# A second time if less came than was found: then other hiddens are needed.
+_LOOKS_BELOW = 2
 _UNBOUND = "The cache has no page layout yet: attach a model first (HybridLM does) or call bind()."
 
 
@@ -44,6 +47,8 @@ class CacheStats:
         Pages whose hiddens made room for others'.
     damaged : int
         Pages in host memory whose bytes were not what was stored.
+    tokens_limit : int
+        Tokens that fit into host memory.
     moved : dict
         What went to and came from the tiers below (see `tailreplay.tiers.mover.Mover.counts`).
     """
@@ -56,6 +61,7 @@ class CacheStats:
     refused: dict[str, int] = field(default_factory=dict)
     stripped: int = 0
     damaged: int = 0
+    tokens_limit: int = 0
     moved: dict[str, int] = field(default_factory=dict)
 
 
@@ -151,10 +157,13 @@ class PrefixCache:
         """
         ids = token_bytes(tokens)
         plan = self._plan(ids, namespace, reuse, topology, costs)
-        if self._lower is not None and _may_be_longer(plan, reuse):
+        for _ in range(_LOOKS_BELOW):
+            if self._lower is None or not _may_be_longer(plan, reuse):
+                break
             # Nothing of it may be evicted while more is brought up: it stays pinned until the longer one is.
-            came = self._lower.promote(ids, namespace, reuse, topology, plan.tokens - 1)
-            plan = self._again(plan, ids, namespace, reuse, topology, costs) if came else plan
+            if not self._lower.promote(ids, namespace, reuse, topology, plan.tokens - 1):
+                break
+            plan = self._again(plan, ids, namespace, reuse, topology, costs)
         while self._condemn_damaged(plan):
             plan = self._again(plan, ids, namespace, reuse, topology, costs)
         return plan
@@ -267,6 +276,10 @@ class PrefixCache:
         """Wait until all that is stored is in the tiers below, too. False if that takes longer than `seconds`."""
         return self._lower is None or self._lower.flush(seconds)
 
+    def usage(self) -> dict[str, Usage]:
+        """Return what each tier below holds, as far as it answers."""
+        return self._lower.usage() if self._lower is not None else {}
+
     def shutdown(self) -> None:
         """Write what still waits to be written and let go of the tiers. A second call does nothing."""
         if self._lower is not None:
@@ -293,6 +306,7 @@ class PrefixCache:
                 dict(self._refused),
                 tree.stripped,
                 self._damaged,
+                tree.slots * self.page_size,
                 self._lower.counts() if self._lower is not None else {},
             )
 

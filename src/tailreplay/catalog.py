@@ -189,6 +189,11 @@ class Catalog:
             self._events.admitted(page, namespace)
         return Admission(page, fill=page)
 
+    def add_hidden(self, fill: Page) -> None:
+        """Let an admitted page have room for its hiddens after all, if there is any."""
+        assert not fill.ready
+        self._give_hidden(fill, True)
+
     def commit(self, fill: Page) -> None:
         """Let an admitted page be matched; its bytes are complete. It keeps its pin. Earlier pages of a run first."""
         assert not fill.ready

@@ -27,7 +27,8 @@ _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 class CacheSnapshot(Protocol):
     """What a cache tells of itself; pages and bytes now, evictions and refusals since the start.
 
-    `refused` counts by reason the sequences that it did not store to their end.
+    `refused` counts by reason the sequences that it did not store to their end, `moved` what went to lower tiers and came
+    from them, as "what:tier" or "what".
     """
 
     @property
@@ -42,6 +43,12 @@ class CacheSnapshot(Protocol):
     def evictions(self) -> int: ...
     @property
     def refused(self) -> dict[str, int]: ...
+    @property
+    def stripped(self) -> int: ...
+    @property
+    def damaged(self) -> int: ...
+    @property
+    def moved(self) -> dict[str, int]: ...
 
 
 class Metrics:
@@ -125,6 +132,15 @@ class _CacheCollector(Collector):
         ):
             yield GaugeMetricFamily(f"tailreplay_cache_{name}", text, value)
         yield CounterMetricFamily("tailreplay_cache_evictions", "Pages evicted", now.evictions)
+        yield CounterMetricFamily("tailreplay_cache_stripped", "Pages whose hiddens were evicted", now.stripped)
+        damaged = now.damaged + now.moved.get("damaged", 0) + now.moved.get("passed_over", 0)
+        yield CounterMetricFamily("tailreplay_cache_damaged", "Pages dropped since their bytes were wrong", damaged)
+        moved = CounterMetricFamily("tailreplay_tier", "Pages and bytes moved, by tier", labels=["what", "tier"])
+        for name, count in sorted(now.moved.items()):
+            what, _, tier = name.partition(":")
+            if tier:
+                moved.add_metric([what, tier], count)
+        yield moved
         text = "Sequences not stored to their end, by reason"
         refused = CounterMetricFamily("tailreplay_cache_refused", text, labels=["reason"])
         for reason, count in {**dict.fromkeys(REFUSALS, 0), **now.refused}.items():

@@ -103,7 +103,7 @@ class Storage:
         opened: list[Tier] = []
         try:
             for tier in self.tiers:
-                plain = open_tier(tier, self.quotas()) if isinstance(tier, str) else tier
+                plain = open_tier(tier, guarded=False) if isinstance(tier, str) else tier
                 opened.append(Guarded(plain, self.deadline))
         except BaseException:
             for each in opened:

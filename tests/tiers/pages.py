@@ -45,7 +45,7 @@ def make_page(
     """Make page `index` of a chain; `sizes` says how many bytes each part has."""
     data = {part: data_of(index, version, part, nbytes) for part, nbytes in sizes.items()}
     entries = {
-        part: PartEntry((TensorEntry(part, (1,), "uint8", "raw", 1),), len(value), xxh3_64_intdigest(value))
+        part: PartEntry((TensorEntry(part, (1,), "uint8", "raw", 1, len(value)),), len(value), xxh3_64_intdigest(value))
         for part, value in data.items()
     }
     header = PageHeader(

@@ -7,13 +7,17 @@ import ipaddress
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tailreplay.cache import PrefixCache
 from tailreplay.commands.generate import replay_argument
+from tailreplay.commands.storage_flags import add_flags, storage_settings
 from tailreplay.errors import TailReplayError
 from tailreplay.modes import Reuse, parse_replay
 from tailreplay.sizes import format_bytes
+from tailreplay.storage import parse_storage
 
 if TYPE_CHECKING:
     from tailreplay.engines.transformers import HybridLM
@@ -51,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     add("--served-model-name", None, "NAME", "name in the API (default: MODEL)")
     add("--api-key", None, "KEY", "asked of every request but /health (default: $TAILREPLAY_API_KEY, or no key)")
     add("--max-queue", 64, "N", "requests that may wait for the one that runs; more get HTTP 429")
+    add_flags(out)
     return out
 
 
@@ -75,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port < 1 << 16:
         raise TailReplayError(f"--port must be from 0 to 65535, got {args.port}.")
     # The address and the cache's sizes are checked before the model is loaded, which may take minutes.
-    cache = PrefixCache(args.host_bytes, args.page_size, args.min_match)
-    with bind(args.host, args.port) as listener:
+    cache = PrefixCache(args.host_bytes, args.page_size, args.min_match, parse_storage(storage_settings(args)))
+    with _closing(cache), bind(args.host, args.port) as listener:
         lm = _load(args, cache, reuse)
         name = args.served_model_name or args.model
         key = args.api_key or os.environ.get("TAILREPLAY_API_KEY")
@@ -89,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
             print("tailreplay: anybody who reaches this address may use the model: see --api-key.", file=sys.stderr)
 
         def ready() -> None:
-            tokens = cache.host_bytes // lm.backbone.layout.page_bytes * cache.page_size
-            size = f"{format_bytes(cache.host_bytes)} for {tokens:,} tokens"
+            size = f"{format_bytes(cache.host_bytes)} for {cache.stats().tokens_limit:,} tokens{_below(args.tier)}"
             print(f"tailreplay: serving {name} at {url}/v1 ({_words(reuse)}, cache of {size}).", flush=True)
 
         serve(app, worker, listener, ready)
@@ -110,6 +114,19 @@ def _load(args: argparse.Namespace, cache: PrefixCache, reuse: Reuse) -> HybridL
         dtype=args.dtype,
         prefill_chunk=args.prefill_chunk,
     )
+
+
+@contextmanager
+def _closing(cache: PrefixCache) -> Iterator[None]:
+    """Let what waits to be written to lower tiers be written at the end."""
+    try:
+        yield
+    finally:
+        cache.shutdown()
+
+
+def _below(tiers: list[str]) -> str:
+    return f", and {len(tiers)} tier{'s' if len(tiers) > 1 else ''} below" if tiers else ""
 
 
 def _words(reuse: Reuse) -> str:

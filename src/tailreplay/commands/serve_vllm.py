@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tailreplay.commands.generate import replay_argument
+from tailreplay.commands.storage_flags import storage_settings
 from tailreplay.errors import TailReplayError
 from tailreplay.loading import model_path
 
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         "host_bytes": args.host_bytes,
         "replay": replay_argument(args.replay),
         "min_match": args.min_match,
+        **storage_settings(args),
     }
     parse_settings(settings)
     for flag, value, default in (("--page-size", args.page_size, 64), ("--max-queue", args.max_queue, 64)):

@@ -7,6 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,6 +94,7 @@ class Worker:
         self._current: Job | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="tailreplay-worker", daemon=True)
+        self._prefetches = ThreadPoolExecutor(1, "tailreplay-prefetch")
         metrics.watch_queue(lambda: self.waiting, lambda: self.running)
 
     @property
@@ -133,6 +136,10 @@ class Worker:
                 raise QueueFullError(self.max_queue)
             self._waiting.append(job)
             self._changed.notify_all()
+            waits = self._current is not None
+        if waits:
+            with suppress(RuntimeError):  # closed meanwhile
+                self._prefetches.submit(self._prefetch, job)
 
     def cancel(self, job: Job) -> None:
         """End a job: at once if it waits, at the next step if it runs, not at all if it has ended."""
@@ -152,6 +159,7 @@ class Worker:
             if self._current is not None:
                 self._current.cancelled.set()
             self._changed.notify_all()
+        self._prefetches.shutdown(wait=False, cancel_futures=True)
         for job in jobs:
             self._end(job, "closing")
 
@@ -159,6 +167,16 @@ class Worker:
         """Wait until the thread has ended, after `close`."""
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _prefetch(self, job: Job) -> None:
+        """Bring up what lower tiers hold for a job that waits. On a thread of its own."""
+        try:
+            for generation in job.generations:
+                if job.started or job.cancelled.is_set():
+                    return
+                generation.prefetch()
+        except Exception:
+            log.exception("Prefetching failed; the request is not affected.")
 
     # ---- on the worker's thread
 

@@ -23,6 +23,10 @@ class TierError(TailReplayError):
     """A tier could not do what it was asked: it is down, full, or its data is unreadable."""
 
 
+class TierFullError(TierError):
+    """The tier is well but will not take these pages: it is full, or one is too large for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a tier has of one page.

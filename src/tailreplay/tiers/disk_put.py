@@ -52,6 +52,8 @@ class Putter:
         kept = [page for page in pages if not self._too_large(env, page)] if refused else pages
         for batch in _batches(kept, min(_BATCH_BYTES, env.limit // 64)):
             self._put_batch(env, batch, over)
+        # Each batch is newer than the one before it, but of a chain the start shall outlive the end.
+        self._touches.add([page.key for page in kept])
         if refused:
             size = format_bytes(max(page.nbytes for page in refused))
             raise TierError(f"{len(refused)} pages of up to {size} are larger than the disk cache's limit: raise it.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, page_key
@@ -149,10 +150,10 @@ class Finder:
         except TierError:
             return [None] * len(records)
         size = len(self._ranks)
-        return [self._page_of(record, entries[i * size : (i + 1) * size]) for i, record in enumerate(records)]
+        return [self._page_of(tier, record, entries[i * size : (i + 1) * size]) for i, record in enumerate(records)]
 
     def _page_of(
-        self, record: PageRecord, entries: Sequence[Found | None]
+        self, tier: Tier, record: PageRecord, entries: Sequence[Found | None]
     ) -> tuple[PageRecord, PageHeader, frozenset[str]] | None:
         parts: frozenset[str] = frozenset((KV, HIDDEN))
         worst: Provenance | None = None
@@ -163,8 +164,7 @@ class Finder:
             try:
                 header = unpack_header(entry.header)
             except PageFormatError as error:
-                log.warning("A stored page is passed over: %s", error)
-                self.damaged += 1
+                self._condemn(tier, record, str(error))
                 return None
             if (header.key, header.namespace, header.ids) != (record.key, record.namespace, record.ids):
                 return None
@@ -175,6 +175,14 @@ class Finder:
         assert worst is not None
         merged = PageRecord(record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, worst)
         return merged, first, parts
+
+    def _condemn(self, tier: Tier, record: PageRecord, why: str) -> None:
+        """Drop a page whose header cannot be read."""
+        if not self.damaged:
+            log.warning("A page in the %s tier is dropped: %s (further ones are only counted).", tier.name, why)
+        self.damaged += 1
+        with suppress(TierError):
+            tier.drop([rank_key(record.key, rank) for rank in self._ranks])
 
 
 def _merged(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tailreplay.catalog import Catalog
 from tailreplay.decisions import Match
 from tailreplay.keys import Namespace
 from tailreplay.modes import Reuse
 from tailreplay.page import Page
-from tailreplay.tiers.base import Tier
+from tailreplay.tiers.base import Tier, TierError, Usage
 from tailreplay.tiers.finder import Finder
 from tailreplay.tiers.mover import Mover, Spill
 from tailreplay.tiers.naming import record_of
@@ -22,6 +24,7 @@ _PATIENCE = 2.0
 _SLOWEST = 50e6
 # Pages that wait to be written are pinned: so many of all may be.
 _SPILL_SHARE = 4
+_CLOSE_SECONDS = 10.0
 
 
 class LowerTiers:
@@ -44,8 +47,10 @@ class LowerTiers:
         # One prompt at a time: what a prefetch is just bringing up, the request itself waits for.
         self._turn = threading.Lock()
         self._spilling: dict[int, Page] = {}
+        self._waiting: deque[tuple[Page, Namespace]] = deque()
+        self._all_written = threading.Condition(lock)
         self._tag = 0
-        self.skipped = 0
+        self._lost = 0
 
     def promote(self, ids: bytes, namespace: Namespace, reuse: Reuse, topology: Topology, limit: int) -> int:
         """Bring up what the tiers hold of a prompt beyond host memory, or lack there. Returns how many pages came.
@@ -56,7 +61,7 @@ class LowerTiers:
         with self._turn:
             match = self._match(ids, namespace, reuse, limit)
             search = Search(match, namespace, self._catalog.page_size, reuse, topology)
-            found = self._finder.find(ids[: 4 * limit], namespace, search.start, search.parent)
+            found = self._finder.find(ids, namespace, search.start, search.parent)
             lacking = (
                 [page for page in self._finder.pages(search.lacking) if page is not None] if search.lacking else []
             )
@@ -85,25 +90,30 @@ class LowerTiers:
             return came[0] if came else 0
 
     def spill(self, page: Page, namespace: Namespace) -> None:
-        """Write a committed page to the tiers, some time later. Under the lock."""
-        if len(self._spilling) * _SPILL_SHARE > self._catalog.slots or page.damaged:
-            self.skipped += 1
-            return
-        self._tag += 1
-        self._catalog.pin((page,), tail=page.start + page.tokens)
-        self._spilling[self._tag] = page
-        self._mover.spill(Spill(self._tag, record_of(page, namespace), page.slot, page.hidden_slot), self._spilled)
+        """Write a committed page to the tiers, some time later, if it is still there then. Under the lock."""
+        self._waiting.append((page, namespace))
+        self._order_spills()
 
     def flush(self, seconds: float = 60.0) -> bool:
-        """Wait until all pages stored so far are written. False if that takes longer."""
-        return self._mover.flush(seconds)
+        """Wait until all pages stored so far are written, or could not be. False if that takes longer."""
+        with self._all_written:
+            return self._all_written.wait_for(lambda: not self._spilling and not self._waiting, seconds)
 
     def counts(self) -> dict[str, int]:
         """Return what was moved since the start (see `Mover.counts`)."""
-        return {**self._mover.counts, "skipped": self.skipped, "passed_over": self._finder.damaged}
+        return {**self._mover.counts, "lost": self._lost, "passed_over": self._finder.damaged}
+
+    def usage(self) -> dict[str, Usage]:
+        """Return what each tier holds, by name; nothing of those that do not answer."""
+        found = {}
+        for tier in self.tiers:
+            with suppress(TierError):
+                found[tier.name] = tier.usage()
+        return found
 
     def close(self) -> None:
-        """Write what waits to be written, then let go of the tiers. A second call does nothing."""
+        """Write what waits to be written, within a few seconds, then let go of the tiers. A second call does nothing."""
+        self.flush(_CLOSE_SECONDS)
         self._mover.close()
 
     # ---- inside
@@ -112,6 +122,20 @@ class LowerTiers:
         with self._lock:
             return self._catalog.match(ids, namespace, limit=limit, exact_only=reuse.mode == "exact")
 
+    def _order_spills(self) -> None:
+        """Order some of the spills that wait. Under the lock."""
+        while self._waiting and len(self._spilling) * _SPILL_SHARE < self._catalog.slots:
+            page, namespace = self._waiting.popleft()
+            if not page.ready:
+                self._lost += 1  # evicted before its turn came
+                continue
+            self._tag += 1
+            self._catalog.pin((page,), tail=page.start + page.tokens)
+            self._spilling[self._tag] = page
+            self._mover.spill(Spill(self._tag, record_of(page, namespace), page.slot, page.hidden_slot), self._spilled)
+
     def _spilled(self, tag: int, good: bool) -> None:
         with self._lock:
             self._catalog.unpin((self._spilling.pop(tag),))
+            self._order_spills()
+            self._all_written.notify_all()

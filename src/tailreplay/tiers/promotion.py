@@ -89,16 +89,17 @@ class Promotion:
         # The hiddens of resident pages come one by one; pages that follow one another stand or fall by those before.
         self._runs: list[list[tuple[Admission, int | None]]] = []
         self._good: dict[int, bool] = {}
+        run = self._admit_run(found) if found else []
         end = limit
-        if found:
-            last = found[-1].record
+        if run:
+            last = found[len(run) - 1].record
             end = min(limit, last.start + common_tokens(last.ids, ids[last.start * TOKEN_BYTES :]))
+        # How far there is room for pages says which of them need their hiddens.
         tail = tail_start(end, reuse, topology)
+        self._order_run(run, found, tail)
         for page in lacking:
             if HIDDEN in page.sources and page.record.start + page.record.tokens > tail:
-                self._admit_run([page], tail)
-        if found:
-            self._admit_run(found, tail)
+                self._order_hidden(page)
 
     @property
     def pending(self) -> int:
@@ -149,38 +150,51 @@ class Promotion:
             assert admission.page is not None
             self._catalog.unpin((admission.page,))
 
-    def _admit_run(self, pages: Sequence[FoundPage], tail: int) -> None:
+    def _admit_run(self, pages: Sequence[FoundPage]) -> list[Admission]:
         """Admit pages that follow one another, as far as there is room; the first one's parent is resident."""
-        parent = self._catalog.find(pages[0].record.parent, self._namespace)
-        if parent is None:
-            return
-        run: list[tuple[Admission, int | None]] = []
+        after = parent = self._catalog.find(pages[0].record.parent, self._namespace)
+        if parent is None or after is None:
+            return []
+        run: list[Admission] = []
         self._catalog.pin((parent,))
-        after = parent
         for page in pages:
-            admission = self._admit(after, page, page.record.start + page.record.tokens > tail)
-            if admission is None or admission.page is None:
+            record = page.record
+            admission = self._catalog.admit(after, self._namespace, record.ids, record.provenance, hidden=False)
+            if admission.page is None:
                 break
-            run.append((admission, self._order(admission.fill, page)))
+            run.append(admission)
             after = admission.page
         self._catalog.unpin((parent,))
-        if run:
-            self._runs.append(run)
+        return run
 
-    def _admit(self, parent: Page, page: FoundPage, near: bool) -> Admission | None:
+    def _order_run(self, run: Sequence[Admission], pages: Sequence[FoundPage], tail: int) -> None:
+        steps: list[tuple[Admission, int | None]] = []
+        for admission, page in zip(run, pages, strict=False):
+            fill = admission.fill
+            if fill is not None and HIDDEN in page.sources and page.record.start + page.record.tokens > tail:
+                self._catalog.add_hidden(fill)
+            steps.append((admission, self._order(fill, page) if fill is not None else None))
+        if steps:
+            self._runs.append(steps)
+
+    def _order_hidden(self, page: FoundPage) -> None:
+        """Order the hiddens of a page that is resident without them."""
         record = page.record
-        hidden = near and HIDDEN in page.sources
-        admission = self._catalog.admit(parent, self._namespace, record.ids, record.provenance, hidden)
-        fill = admission.fill
-        if fill is not None and fill.slot >= 0 and KV not in page.sources:
-            self._give_up(admission, 0)  # only its hiddens are there, and they would not do
-            return None
-        return admission
+        parent = self._catalog.find(record.parent, self._namespace)
+        resident = self._catalog.find(record.key, self._namespace)
+        if parent is None or resident is None:
+            return
+        self._catalog.pin((parent,))
+        # Never better than what is there, so that the keys and values are left alone.
+        provenance = max(record.provenance, resident.provenance)
+        admission = self._catalog.admit(parent, self._namespace, record.ids, provenance, hidden=True)
+        self._catalog.unpin((parent,))
+        if admission.page is not None:
+            tag = self._order(admission.fill, page) if admission.fill is not None else None
+            self._runs.append([(admission, tag)])
 
-    def _order(self, fill: Page | None, page: FoundPage) -> int | None:
-        """Order what `fill` waits for; None if nothing is to be brought."""
-        if fill is None:
-            return None
+    def _order(self, fill: Page, page: FoundPage) -> int:
+        """Order what `fill` waits for."""
         slots = []
         if fill.slot >= 0:
             slots.append((KV, fill.slot, page.sources[KV], page.nbytes[KV]))

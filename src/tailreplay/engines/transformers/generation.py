@@ -67,6 +67,11 @@ class Generation:
             self._pieces = self._locked()
         return self._pieces
 
+    def prefetch(self) -> None:
+        """Bring its prompt's pages up from lower tiers while others run. On any thread, before the iteration begins."""
+        if self._pieces is None:
+            self._lm.prefetch(self._ids, self._reuse, self._namespace)
+
     def close(self) -> None:
         """End the generation where it is and let other requests run. Without effect on one that has ended."""
         if self._pieces is not None:

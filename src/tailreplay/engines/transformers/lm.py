@@ -80,7 +80,7 @@ class HybridLM:
             # and that of threads which it starts from now on.
             torch.set_flush_denormal(True)
         self.backbone = Backbone(model, self.cache.page_size)
-        self.cache.bind(self.backbone.layout, pin=self.backbone.device.type == "cuda")
+        self.cache.bind(self.backbone.layout, self.backbone.device.type == "cuda", model.config._name_or_path)
         self.fingerprint = self.backbone.fingerprint()
         vocabulary = model.get_input_embeddings().num_embeddings
         self._encoder = PromptEncoder(tokenizer, vocabulary, self.backbone.max_tokens)
@@ -237,6 +237,10 @@ class HybridLM:
         reuse, namespace, settings, store = self._request(replay, salt, store, sampling)
         encoded = [self.encode(prompt) for prompt in prompts]
         return generate_batch(self, encoded, reuse, namespace, settings, store)
+
+    def prefetch(self, ids: list[int], reuse: Reuse, namespace: Namespace) -> int:
+        """Bring what lower tiers hold of a prompt into host memory. Returns how many pages came. Needs no lock."""
+        return self.cache.prefetch(ids, namespace, reuse, self.backbone.topology)
 
     # ---- used by running generations, under the lock
 

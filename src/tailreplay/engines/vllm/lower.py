@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -33,6 +33,7 @@ Answer = tuple[list[FoundPage], list[FoundPage | None]]
 class _Wish:
     """What one request waits for: an answer from the tiers, then its pages."""
 
+    tracked: Tracked
     ids: bytes
     limit: int
     until: float
@@ -66,6 +67,7 @@ class LowerSide:
         self._fetching: dict[int, _Wish] = {}
         self._coming: Counter[bytes] = Counter()
         self._spilling: dict[int, Page] = {}
+        self._waiting: deque[tuple[Page, Namespace]] = deque()
         self._moved: dict[int, tuple[int, int]] = {}
         self._tag = 0
         self._fetches: list[Fetch] = []
@@ -74,23 +76,24 @@ class LowerSide:
     # ---- look-ups
 
     def begin(self, tracked: Tracked, ids: bytes, match: Match) -> None:
-        """Look for what the tiers hold of a prompt beyond `match`, if that is of use. At most once a request."""
-        if tracked.looked_below or tracked.options.reuse.mode == "off":
+        """Look for what the tiers hold of a prompt beyond `match`, if that is of use. Twice a request at most."""
+        looks = 2 if tracked.look_again else 1
+        if tracked.looked_below >= looks or tracked.options.reuse.mode == "off":
             return
-        tracked.looked_below = True
+        tracked.looked_below += 1
         limit = len(ids) // TOKEN_BYTES - 1
         search = Search(match, tracked.namespace, self._catalog.page_size, tracked.options.reuse, self._topology)
         if match.tokens >= limit and not search.lacking:
             return
         name, now = tracked.request.request_id, time.monotonic()
-        answer = self._threads.submit(self._ask, ids[: limit * TOKEN_BYTES], tracked.namespace, search)
-        self._wishes[name] = _Wish(ids, limit, now + _PATIENCE, answer)
+        answer = self._threads.submit(self._ask, ids, tracked.namespace, search)
+        self._wishes[name] = _Wish(tracked, ids, limit, now + _PATIENCE, answer)
 
     def waits(self, tracked: Tracked, ids: bytes, match: Match) -> bool:
         """Whether more of a request's prefix is on its way up, and worth waiting for."""
         name = tracked.request.request_id
         self.begin(tracked, ids, match)
-        self._advance(name, tracked)
+        self._advance(name)
         wish = self._wishes.get(name)
         if wish is not None:
             if time.monotonic() < wish.until:
@@ -101,11 +104,10 @@ class LowerSide:
         # Another request may be bringing up just this prefix.
         return self._is_coming(tracked.namespace, ids, match) and time.monotonic() - tracked.first_asked < _PATIENCE
 
-    def advance(self, requests: dict[str, Tracked]) -> None:
+    def advance(self) -> None:
         """Order what has been found for requests that still queue, so that it is there when their turn comes."""
         for name in list(self._wishes):
-            if name in requests:
-                self._advance(name, requests[name])
+            self._advance(name)
 
     def forget(self, request: str) -> None:
         """A request needs no answer any more; what is on its way for it still comes."""
@@ -115,27 +117,26 @@ class LowerSide:
 
     # ---- orders
 
-    def spill_tag(self, page: Page, namespace: Namespace) -> Spill | None:
+    def spill_with(self, page: Page, namespace: Namespace) -> Spill | None:
         """Return an order to write a page that is just being stored; None if too many wait. `moved` ends it.
 
-        The page stays pinned until then, and must not lose its slots if it is given up (see `is_spilling`).
+        The page must stay pinned until then, and keep its slots even if it is given up.
         """
-        if len(self._spilling) * _SPILL_SHARE > self._catalog.slots:
-            self._counts["unwritten_pages"] += 1
-            return None
-        self._tag += 1
-        self._spilling[self._tag] = page
-        return Spill(self._tag, record_of(page, namespace), page.slot, page.hidden_slot)
+        return self._order(page, namespace) if self._has_room else None
 
     def spill(self, page: Page, namespace: Namespace) -> None:
-        """Order that a page that can be matched be written."""
-        order = self.spill_tag(page, namespace)
-        if order is not None:
-            self._catalog.pin((page,), tail=page.start + page.tokens)
-            self._spills.append(order)
+        """Have a page that can be matched written, some time later, if it is still there then."""
+        self._waiting.append((page, namespace))
 
     def take_orders(self) -> tuple[list[Fetch], list[Spill]]:
         """Return the orders since the last call."""
+        while self._waiting and self._has_room:
+            page, namespace = self._waiting.popleft()
+            if page.ready:
+                self._catalog.pin((page,), tail=page.start + page.tokens)
+                self._spills.append(self._order(page, namespace))
+            else:
+                self._counts["unwritten_pages"] += 1  # evicted before its turn came
         taken = self._fetches, self._spills
         self._fetches, self._spills = [], []
         return taken
@@ -163,12 +164,21 @@ class LowerSide:
 
     # ---- inside
 
+    @property
+    def _has_room(self) -> bool:
+        return len(self._spilling) * _SPILL_SHARE < self._catalog.slots
+
+    def _order(self, page: Page, namespace: Namespace) -> Spill:
+        self._tag += 1
+        self._spilling[self._tag] = page
+        return Spill(self._tag, record_of(page, namespace), page.slot, page.hidden_slot)
+
     def _ask(self, ids: bytes, namespace: Namespace, search: Search) -> Answer:
         """Ask the tiers. On a thread of its own."""
         found = self._finder.find(ids, namespace, search.start, search.parent)
         return found, self._finder.pages(search.lacking) if search.lacking else []
 
-    def _advance(self, name: str, tracked: Tracked) -> None:
+    def _advance(self, name: str) -> None:
         """Order what has been found for a request, once it has."""
         wish = self._wishes.get(name)
         if wish is None or wish.promotion is not None or not wish.answer.done():
@@ -178,10 +188,10 @@ class LowerSide:
         found, lacking = wish.answer.result()
         promotion = Promotion(
             self._catalog,
-            tracked.namespace,
+            wish.tracked.namespace,
             wish.ids,
             wish.limit,
-            tracked.options.reuse,
+            wish.tracked.options.reuse,
             self._topology,
             [page for page in lacking if page is not None],
             found,
@@ -205,6 +215,7 @@ class LowerSide:
     def _fetched(self, tag: int, good: bool) -> None:
         wish = self._fetching.pop(tag)
         assert wish.promotion is not None
+        wish.tracked.look_again |= not good
         if not wish.promotion.end(tag, good):
             return
         self._counts["fetched_pages"] += wish.promotion.finish()

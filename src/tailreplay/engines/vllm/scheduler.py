@@ -164,7 +164,7 @@ class SchedulerSide:
         decodes = prefills = 0
         self._loads = []
         if self._lower is not None:
-            self._lower.advance(self._requests)
+            self._lower.advance()
             meta.fetches, meta.spills = self._lower.take_orders()
         self._flush_finals(meta)
         scheduled = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]

