@@ -9,6 +9,10 @@ from tailreplay.page import Page
 from tailreplay.quotas import Quotas
 from tailreplay.slots import SlotPool
 
+# Hiddens of the last so many tokens of a sequence, or of this share of it if that is more, are likely to be read: whoever
+# goes on from there replays twice as little by default.
+NEAR_TOKENS, NEAR_SHARE = 128, 0.1
+
 
 class Room:
     """Hands out slots for keys and values, and for hiddens, and makes room by eviction. Limits hold at all times.
@@ -60,6 +64,22 @@ class Room:
             self._pages.push(page)
         if self._strips and page.is_strippable:
             self._hiddens.push(page)
+
+    def grown(self, page: Page) -> None:
+        """Note that a sequence goes on up to `page`: hiddens that are now far from its end, and never were read, go first.
+
+        Without this a new sequence's hiddens, most of which nobody will read, push out those that others need.
+        """
+        if not self._strips:
+            return
+        end = page.start + page.tokens
+        near = end - max(NEAR_TOKENS, int(NEAR_SHARE * end))
+        above = page.parent
+        while above is not None and above.start >= near and above.start:
+            above = above.parent
+        if above is not None and not above.is_root and above.start < near and not above.hidden_read:
+            above.hidden_used = 0
+            self.free_to_go(above)
 
     def take(self, tenant: bytes) -> int | None:
         """Return a slot for keys and values, in use from now on; None if every page is needed or spoken for."""
