@@ -6,7 +6,6 @@ by eviction. Every slot belongs to one page or is free, so the byte limit holds 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 
 from tailreplay.decisions import Admission, Match
@@ -49,7 +48,7 @@ class Catalog:
     Raises
     ------
     CacheConfigError
-        If the page size is not a positive multiple of 16, the limit is smaller than one page, or reserved shares exceed it.
+        If the page size is not a positive multiple of 16, the limit is smaller than one page, or the quotas cannot be kept.
     """
 
     def __init__(
@@ -73,7 +72,9 @@ class Catalog:
         self.page_size = page_size
         self.slots, self.hidden_slots = divide(limit_bytes, page_bytes - hidden_bytes, hidden_bytes, hidden_share)
         self.quotas = quotas if quotas is not None else Quotas()
-        self.quotas.check(limit_bytes)
+        self.quotas.check(limit_bytes, page_bytes)
+        policy = policy if policy is not None else LeastRecentlyUsed()
+        policy.sized(self.slots, page_size)
         self._events = events
         self._pages: dict[bytes, Page] = {}
         self._roots: dict[bytes, Page] = {}
@@ -82,7 +83,7 @@ class Catalog:
             self.hidden_slots,
             page_bytes - hidden_bytes,
             hidden_bytes,
-            policy if policy is not None else LeastRecentlyUsed(),
+            policy,
             self.quotas,
             self._remove,
         )
@@ -111,20 +112,20 @@ class Catalog:
             return Match(0, (), "end" if limit <= 0 else "unseen")
         return longest_match(root, self._pages, self.page_size, ids, limit, exact_only)
 
-    def pin(self, pages: Iterable[Page], tail: int = 0) -> None:
+    def pin(self, pages: Iterable[Page], tail: int | None = None) -> None:
         """Protect `pages` from eviction and mark them as just used.
 
         Parameters
         ----------
-        tail : int
-            Position of the first token whose hiddens are needed.
+        tail : int, optional
+            Position of the first token whose hiddens are read; none are if not given.
         """
         # One tick will do: a parent outlives its children whatever its tick.
         self._tick += 1
         for page in pages:
             page.last_used = self._tick
-            if page.start + page.tokens > tail:
-                page.hidden_used = self._tick
+            if tail is not None and page.start + page.tokens > tail:
+                page.hidden_used, page.hidden_read = self._tick, True
             self._pinned += not page.pins and not page.is_root
             page.pins += 1
 
@@ -207,6 +208,7 @@ class Catalog:
             page.last_used = page.hidden_used = self._tick
             page.ready, page.damaged = True, False
             parent.siblings(page.provenance.is_exact).add(page)
+            self._room.grown(page)
             if self._events is not None:
                 self._events.stored(page)
         for shorter in parent.prefixes_of(page.ids):
@@ -331,7 +333,7 @@ class Catalog:
             return Admission(present, fill=present)
         if not present.ready:
             return Admission(None, reason="busy")
-        self.pin((present,), tail=sys.maxsize)
+        self.pin((present,))
         # Somebody may be reading a page that is pinned twice: a better copy waits for a later request.
         if present.pins > 1:
             return Admission(present)
@@ -373,6 +375,7 @@ class Catalog:
             present.slot, present.provenance = fill.slot, fill.provenance
         present.hidden_slot = fill.hidden_slot
         present.hidden_used = self._tick
+        present.hidden_read = present.hidden_read or adds
         present.ready, present.damaged = True, False
         present.parent.siblings(present.provenance.is_exact).add(present)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tailreplay.page import Page
-from tailreplay.quotas import Quotas
+from tailreplay.quotas import Shares
 
 
 class Policy(Protocol):
@@ -21,6 +21,10 @@ class Policy(Protocol):
 
     name: str
 
+    def sized(self, pages: int, page_size: int) -> None:
+        """Take note of the number of pages that there is room for, of `page_size` tokens each, before any is ranked."""
+        ...
+
     def rank(self, page: Page) -> float:
         """Return a number that changes only when the page is used: the lowest goes first."""
         ...
@@ -30,6 +34,9 @@ class LeastRecentlyUsed:
     """The page that was matched longest ago goes first."""
 
     name = "lru"
+
+    def sized(self, pages: int, page_size: int) -> None:
+        pass
 
     def rank(self, page: Page) -> float:
         return page.last_used
@@ -48,21 +55,16 @@ class Victims:
         See `Policy.rank`.
     is_free : callable
         Whether a page may go just now.
-    quotas : Quotas
+    shares : Shares
         Who may push out whose.
-    nbytes : int
-        What goes with one of them, at most.
     """
 
-    def __init__(
-        self, rank: Callable[[Page], float], is_free: Callable[[Page], bool], quotas: Quotas, nbytes: int = 0
-    ) -> None:
+    def __init__(self, rank: Callable[[Page], float], is_free: Callable[[Page], bool], shares: Shares) -> None:
         self._rank = rank
         self._is_free = is_free
-        self._quotas = quotas
-        self._nbytes = nbytes
+        self._shares = shares
         # All tenants without a share of their own are in one heap.
-        self._named = quotas.named
+        self._named = shares.named
         self._heaps: dict[bytes | None, list[tuple[float, int, Page]]] = {}
         self._floors: dict[bytes | None, int] = {}
 
@@ -100,7 +102,7 @@ class Victims:
     def _may_take(self, tenant: bytes, name: bytes | None, own: bool) -> bool:
         if own:
             return name == tenant
-        return name is None or self._quotas.may_evict(tenant, name, self._nbytes)
+        return name is None or self._shares.may_take(tenant, name)
 
     def _head(self, name: bytes | None) -> tuple[float, int, Page] | None:
         heap = self._heaps[name]

@@ -31,7 +31,9 @@ class Page:
     last_used : int
         Tick of the last match, for eviction.
     hidden_used : int
-        Tick of the last plan that reads its hiddens.
+        Tick of the last plan that reads its hiddens, or of their storing; 0 where neither makes them worth keeping.
+    hidden_read : bool
+        Whether a plan has read its hiddens, or somebody had to compute them again for want of them.
     children : int
         Pages after it, admitted ones included. A page with children is never evicted.
     ready : bool
@@ -41,8 +43,8 @@ class Page:
     """
 
     __slots__ = (
-        "_exact", "_inexact", "children", "damaged", "hidden_slot", "hidden_used", "ids", "key", "last_used", "order",
-        "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
+        "_exact", "_inexact", "children", "damaged", "hidden_read", "hidden_slot", "hidden_used", "ids", "key", "last_used",
+        "order", "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +69,7 @@ class Page:
         self.order = order
         self.pins = 0
         self.last_used = self.hidden_used = 0
+        self.hidden_read = False
         self.children = 0
         self.ready = False
         self.damaged = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tailreplay import room
 from tailreplay.catalog import Catalog
 from tailreplay.events import PageEvents, PageStored
 from tailreplay.keys import Namespace, token_bytes
@@ -61,6 +62,7 @@ class Entry:
     damaged: bool = False
     hidden: bool = False
     hidden_used: int = 0
+    hidden_read: bool = False
     better: Provenance | None = None
     """Provenance of the bytes that are being written to replace the present ones, or of hiddens to be added."""
     adds: bool = False
@@ -129,14 +131,14 @@ class Model:
 
     # ---- changes; each returns what can be compared with the real catalog's answer
 
-    def pin(self, names: Sequence[Name], tail: int = 0) -> None:
+    def pin(self, names: Sequence[Name], tail: int | None = None) -> None:
         self._tick += 1
         for name in names:
             if name[1]:
                 self.entries[name].used = self._tick
                 self.entries[name].pins += 1
-                if len(name[1]) > tail:
-                    self.entries[name].hidden_used = self._tick
+                if tail is not None and len(name[1]) > tail:
+                    self.entries[name].hidden_used, self.entries[name].hidden_read = self._tick, True
 
     def unpin(self, names: Iterable[Name]) -> None:
         for name in names:
@@ -169,7 +171,7 @@ class Model:
         if entry.better is not None:
             if entry.adds and entry.ready and not entry.hidden:
                 entry.provenance, entry.hidden = max(entry.provenance, entry.better), True
-                entry.hidden_used = self._tick
+                entry.hidden_used, entry.hidden_read = self._tick, True
             elif not entry.adds and entry.pins == 1:
                 entry.provenance, entry.hidden = entry.better, entry.better_hidden
                 entry.hidden_used = self._tick
@@ -179,6 +181,7 @@ class Model:
             self._tick += 1
             entry.used = entry.hidden_used = self._tick
             entry.ready, entry.damaged = True, False
+            self._grow(name)
         self._drop_superseded()
 
     def abort(self, name: Name) -> None:
@@ -197,6 +200,12 @@ class Model:
             del self.entries[free[0]]
 
     # ---- inside
+
+    def _grow(self, name: Name) -> None:
+        """Let the hiddens of the last page that begins far before the end of `name` go first, if nobody has read them."""
+        far = [each for each in names_of(*name)[:-1] if len(parent_of(each)[1]) < len(name[1]) - room.NEAR_TOKENS]
+        if far and not self.entries[far[-1]].hidden_read:
+            self.entries[far[-1]].hidden_used = 0
 
     def _longest(self, namespace: int, tokens: Tokens, exact_only: bool) -> int:
         lengths = [
@@ -246,7 +255,7 @@ class Model:
             return "new+h" if present.hidden else "new"
         if not present.ready:
             return "busy"
-        self.pin([name], tail=1 << 30)
+        self.pin([name])
         if present.pins > 1:
             return "present"
         if provenance < present.provenance:
@@ -306,7 +315,7 @@ class Driver:
         found = self.catalog.match(token_bytes(tokens), NAMESPACES[namespace], limit=limit, exact_only=exact_only)
         return found.tokens, found.stop, [self._name(page) for page in found.pages]
 
-    def pin(self, names: Sequence[Name], tail: int = 0) -> None:
+    def pin(self, names: Sequence[Name], tail: int | None = None) -> None:
         resident = self.names()
         pages = [
             self.held.get(name) or (resident[name] if name[1] else self.catalog.root(NAMESPACES[name[0]]))

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tailreplay import room
 from tailreplay.provenance import EXACT, Provenance
 from tests.core.catalog_model import (
     HIDDEN_BYTES,
@@ -295,7 +297,8 @@ class CatalogMachine(RuleBasedStateMachine):
         assert (catalog.pages, catalog.pinned, catalog.bytes_used, catalog.namespaces) == (0, 0, 0, 0)
 
 
-def test_catalog_does_what_the_model_does() -> None:
+def test_catalog_does_what_the_model_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "NEAR_TOKENS", 20)  # sequences here are short
     machine = CatalogMachine.TestCase
     machine.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
     machine().runTest()

@@ -7,7 +7,7 @@ import random
 from tailreplay.eviction import LeastRecentlyUsed, Victims
 from tailreplay.page import Page, root_page
 from tailreplay.provenance import EXACT
-from tailreplay.quotas import Quotas
+from tailreplay.quotas import Shares
 
 
 def make_pages(count: int) -> list[Page]:
@@ -19,7 +19,7 @@ def make_pages(count: int) -> list[Page]:
 
 
 def make_queue() -> Victims:
-    return Victims(LeastRecentlyUsed().rank, lambda page: page.is_evictable, Quotas())
+    return Victims(LeastRecentlyUsed().rank, lambda page: page.is_evictable, Shares())
 
 
 def drain(queue: Victims) -> list[Page]:

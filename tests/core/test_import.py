@@ -33,6 +33,7 @@ CORE = {
     "tailreplay.page": {"keys", "provenance", "siblings"},
     "tailreplay.quotas": {"errors", "keys", "sizes"},
     "tailreplay.eviction": {"page", "quotas"},
+    "tailreplay.policies": {"costs", "errors", "eviction", "page"},
     "tailreplay.room": {"eviction", "page", "quotas", "slots"},
     "tailreplay.decisions": {"page"},
     "tailreplay.events": {"keys", "page"},
