@@ -21,7 +21,7 @@ from tailreplay.tiers.disk_eviction import Quotas
 from tailreplay.tiers.disk_file import default_path
 from tailreplay.tiers.disk_put import Putter
 from tailreplay.tiers.disk_records import ALL_KEY, Record, Total
-from tailreplay.tiers.disk_shared import close_env, open_env, reopen_env
+from tailreplay.tiers.disk_shared import close_env, fork_lock, open_env, reopen_env
 from tailreplay.tiers.disk_touches import BATCH as TOUCHES
 from tailreplay.tiers.disk_touches import Touches
 from tailreplay.tiers.disk_writer import Writer, stored_tenants
@@ -246,6 +246,9 @@ class DiskTier:
         if self._closed:
             raise TierError("The disk cache is closed.")
         if self._opened.pid != os.getpid():
-            with self._lock:
-                self._opened = reopen_env(self._opened)
+            with fork_lock():
+                if self._opened.pid != os.getpid():
+                    self._lock = threading.Lock()
+                    self._touches.forget()
+                    self._opened = reopen_env(self._opened)
         return self._opened
