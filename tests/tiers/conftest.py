@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Servers for the tests of tiers, started once a session."""
-=======
-"""A disk tier in a folder of its own."""
->>>>>>> 0f88282f19dcd6b36466b8e3fe8ee9c4de747538
+"""A disk tier in a folder of its own, and servers for other tiers, started once a session."""
 
 from __future__ import annotations
 
@@ -11,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
 from tailreplay.doctor_storage import missing_libraries
+from tailreplay.tiers.disk import DiskTier
 from tests.tiers import servers
+from tests.tiers.looking import MIB
 
 
 @pytest.fixture(scope="session")
@@ -45,9 +42,6 @@ def require(kind: str) -> None:
         pytest.skip("no mooncake_master: pip install mooncake-transfer-engine-non-cuda")
     if kind == "mooncake" and (lacking := missing_libraries()):
         pytest.skip(f"Mooncake's shared libraries are missing: apt-get install {' '.join(lacking)}")
-=======
-from tailreplay.tiers.disk import DiskTier
-from tests.tiers.looking import MIB
 
 
 @pytest.fixture
@@ -60,4 +54,3 @@ def tier(folder: Path) -> Iterator[DiskTier]:
     tier = DiskTier(folder, 16 * MIB)
     yield tier
     tier.close()
->>>>>>> 0f88282f19dcd6b36466b8e3fe8ee9c4de747538

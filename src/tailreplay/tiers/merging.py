@@ -43,18 +43,16 @@ def merge(found: Found | None, page: TierPage) -> Merge | None:
     if found is None:
         return Merge(page.header, page.parts)
     lacking = {name: data for name, data in page.parts.items() if name not in found.parts}
-    if not lacking:
-        return None
     over = Merge(page.header, page.parts, found.parts - set(page.parts))
     if found.header == page.header:
-        return Merge(page.header, lacking)
+        return Merge(page.header, lacking) if lacking else None
     try:
         old, new = unpack_header(found.header), unpack_header(page.header)
     except PageFormatError:
         return over
     if not _same_tokens(old, new) or (new.provenance < old.provenance and not over.drop) or not found.parts:
         return over
-    if new.provenance > old.provenance:
+    if new.provenance > old.provenance or not lacking:
         return None
     entries = {name: entry for name, entry in old.parts.items() if name in found.parts}
     header = replace(new, parts={**new.parts, **entries}, provenance=max(old.provenance, new.provenance))
