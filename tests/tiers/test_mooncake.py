@@ -57,6 +57,14 @@ def test_pages_come_back_as_they_were_put(tier: MooncakeTier) -> None:
     assert (tier.contains([]), tier.resolve([]), list(tier.get([], KV))) == ([], [], [])
 
 
+def test_what_is_asked_for_twice_comes_twice(tier: MooncakeTier) -> None:
+    pages = [page(0), page(1)]
+    tier.put(pages)
+    views = [bytes(view or b"") for view in tier.get([name(0), name(0), name(1), name(0)], KV)]
+    assert views == [content(pages[n], KV) for n in (0, 0, 1, 0)]
+    assert tier.resolve([hint(0), hint(0), hint(1)]) == [name(0), name(0), name(1)]
+
+
 def test_a_part_may_be_many_buffers_of_any_kind(tier: MooncakeTier) -> None:
     whole = page(0)
     data = content(whole, KV)
@@ -166,7 +174,7 @@ def test_what_one_process_puts_another_gets_that_lends_nothing(mooncake_port: in
 
 def test_no_master_is_a_sentence_at_once() -> None:
     require("mooncake")
-    tier = MooncakeTier(f"127.0.0.1:{servers.free_port()}", lend="1MiB")
+    tier = MooncakeTier(f"127.0.0.1:{servers.free_port()}", lend="16MiB")
     began = time.monotonic()
     with pytest.raises(TierError, match=r"^No Mooncake master answers at 127.0.0.1:\d+: .*\.$"):
         tier.contains([name(0)])
@@ -247,6 +255,7 @@ def test_a_master_that_hangs_dies_and_comes_back(tmp_path: Path) -> None:
         ({"master": "host"}, "HOST:PORT"),
         ({"master": "host:1", "protocol": "udp"}, "'tcp' or 'rdma'"),
         ({"master": "host:1", "lend": "much"}, "not a size"),
+        ({"master": "host:1", "lend": "1MiB"}, "16.0 MiB at least"),
     ],
 )
 def test_wrong_options_are_a_sentence(options: dict[str, str], message: str) -> None:
