@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": "OpenAI-compatible server with a prefix cache",
     "generate": "answer one prompt, twice if asked, and show what was reused",
     "inspect": "groups, bytes a token and the speed limit of a model, from its config alone",
+    "cache": "what the disk cache holds: list, count, verify, prune, export, import",
     "demo": "a long document and several questions: full, zero, replay and exact side by side",
     "eval": "what share of quality a hit keeps, by method, task and length",
     "bench": "benchmarks: catalog, ttft, traffic",

@@ -97,7 +97,6 @@ class TierMachine(RuleBasedStateMachine):
         # (key, part) -> every value that may be there, and whether it must be.
         self.possible: dict[tuple[bytes, str], set[bytes]] = defaultdict(set)
         self.sure: set[tuple[bytes, str]] = set()
-        self.worst: dict[bytes, Provenance] = {}
         self.hinted: dict[bytes, set[bytes]] = defaultdict(set)
         self.damaged: set[bytes] = set()
         self.evictions = 0
@@ -281,20 +280,17 @@ class TierMachine(RuleBasedStateMachine):
             if not stays:
                 self.possible[page.key, part].add(value_of(page, part))
             # Beside numbers of another provenance or damaged ones, it depends on what the tier makes of them.
-            if done and self.fault is None and page.key not in self.damaged:
-                if there is None or provenance == self.worst.get(page.key, EXACT):
+            if done and before is not None and page.key not in self.damaged:
+                if there is None or unpack_header(there.header).provenance == provenance:
                     self.sure.add((page.key, part))
                 else:
                     self.sure -= {(page.key, name) for name in PARTS}
-        absent = before is not None and there is None
-        self.worst[page.key] = provenance if absent else max(provenance, self.worst.get(page.key, EXACT))
 
     def forget(self, key: bytes) -> None:
         for part in PARTS:
             self.possible.pop((key, part), None)
             self.sure.discard((key, part))
         self.damaged.discard(key)
-        self.worst.pop(key, None)
 
     def after_writing(self, batch: list[TierPage], done: bool) -> None:
         """What was evicted need not be there any more; what was just put must be."""
