@@ -93,7 +93,7 @@ def _installed(package: str) -> bool:
 
 def _lmdb() -> Finding:
     if not _installed("lmdb"):
-        return Finding(True, "lmdb is not installed, which a cache on disk needs: pip install lmdb.")
+        return Finding(True, "lmdb is not installed, which a cache on disk needs: pip install 'tailreplay[disk]'.")
     return Finding(True, "lmdb is installed: a cache on disk will work.")
 
 
