@@ -554,6 +554,15 @@ def test_errors_while_it_runs_are_the_tiers(tier: DiskTier) -> None:
         tier.put([make_page(0, {"kv": 10})])
     tier._opened._env = whole
     tier.put([make_page(0, {"kv": 10})])
+    tier.close()
+    again = DiskTier(tier.path, 16 * MIB)
+    assert names(again) == [], "a file that was found damaged is not used again"
+    again.put([make_page(0, {"kv": 10})])
+    again.close()
+    assert (tier.path / DAMAGED).exists()
+    reopened = DiskTier(tier.path, 16 * MIB)
+    assert names(reopened) == [0]
+    reopened.close()
 
 
 def test_a_file_that_is_damaged_leaves_the_log_one_line(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 # Each is a module of `tailreplay.bench` with `add_arguments(parser)` and `run(args)`, loaded only when it is called.
 BENCHMARKS = {
     "catalog": "look-up times and memory of the catalog, without a model",
+    "disk": "pages a second of the disk cache against plain files, and how long it takes to open",
     "ttft": "time to first token with and without the cache",
     "traffic": "vLLM: throughput with and without the connector, and how a hit holds up running streams",
 }

@@ -11,6 +11,7 @@ from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.tiers.base import TierError
+from tailreplay.tiers.disk_file import suspect
 from tailreplay.tiers.disk_open import library
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -32,6 +33,8 @@ def told(path: Path) -> Iterator[None]:
     except lmdb.Error as error:
         if _is_full(getattr(error, "code", 0), path):
             raise NoSpaceError(f"The disk of '{path}' is full.") from error
+        if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError):
+            suspect(path)
         raise TierError(f"The disk cache in '{path}' failed: {error}.") from error
     except CacheConfigError as error:
         raise TierError(str(error)) from error
