@@ -152,6 +152,20 @@ def test_a_full_store_refuses_whole_pages_and_evicts_when_leases_end(tier: Moonc
     assert read(tier, 39, KV) == content(pages[39], KV)
 
 
+def test_a_page_that_finds_no_room_for_a_part_keeps_the_others(
+    tier: MooncakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier.put([page(0, [HIDDEN])])
+    call = tier._client.call
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._client, "call", lambda name, *rest: -200 if name == "put_batch" else call(name, *rest))
+        with pytest.raises(TierFullError):
+            tier.put([page(0, [KV])])
+    (found,) = tier.contains([name(0)])
+    assert found is not None
+    assert (found.header, found.parts) == (page(0, [HIDDEN]).header, {HIDDEN})
+
+
 def test_what_one_process_puts_another_gets_that_lends_nothing(mooncake_port: int, tier: MooncakeTier) -> None:
     tier.put([page(4)])
     out = run_child(

@@ -7,7 +7,7 @@ last used long ago, and loses what a process has lent when that process ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tailreplay.errors import CacheConfigError
@@ -157,7 +157,7 @@ class MooncakeTier:
         self._write(changes(pages, found, hints))
 
     def _write(self, todo: Changes) -> None:
-        """Write parts, then headers, then hints; old objects go first, since none can be changed."""
+        """Write parts, then headers, then hints; what is there goes first, since no object can be changed."""
         parts = {
             self._part(key, part): contiguous(buffers)
             for key, change in todo.pages.items()
@@ -169,20 +169,34 @@ class MooncakeTier:
                     f"A part of {format_bytes(memoryview(value).nbytes)} does not fit into Mooncake's buffer of "
                     f"{format_bytes(self._buffer_bytes)}: raise it (buffer=…)."
                 )
-        headers: dict[str, Any] = {self._header(key): change.header for key, change in todo.pages.items()}
-        names = {self._hint(hint): key for hint, key in todo.hints.items()}
         gone = [self._part(key, part) for key, change in todo.pages.items() for part in change.drop]
-        self._remove([*headers, *parts, *gone, *names])
-        for objects in filter(None, (parts, headers, names)):
-            try:
-                self._client.check(
-                    self._client.call("put_batch", list(objects), list(objects.values())), "storing pages"
-                )
-            except TierError:
-                # What was stored before the error is no page, and only takes room.
-                with contextlib.suppress(TierError):
-                    self._remove([*headers, *parts])
-                raise
+        # The header of a page that only gets what it lacks stays until that is stored: it may not find room.
+        anew = [key for key, change in todo.pages.items() if change.drop.union(change.parts).issuperset(PARTS)]
+        self._remove([*map(self._header, anew), *parts, *gone])
+        with self._undone(list(parts)):
+            self._store(parts)
+        headers = {self._header(key): change.header for key, change in todo.pages.items()}
+        with self._undone([*headers, *(self._part(key, part) for key in todo.pages for part in PARTS)]):
+            self._remove([name for key, name in zip(todo.pages, headers, strict=True) if key not in anew])
+            self._store(headers)
+        names = {self._hint(hint): key for hint, key in todo.hints.items()}
+        self._remove(list(names))
+        self._store(names)
+
+    def _store(self, objects: Mapping[str, Any]) -> None:
+        if objects:
+            code = self._client.call("put_batch", list(objects), list(objects.values()))
+            self._client.check(code, "storing pages")
+
+    @contextlib.contextmanager
+    def _undone(self, names: Sequence[str]) -> Iterator[None]:
+        """If the block fails, remove what it may have stored: it is no page, and only takes room."""
+        try:
+            yield
+        except TierError:
+            with contextlib.suppress(TierError):
+                self._remove(names)
+            raise
 
     def _there(
         self, keys: Sequence[bytes], hints: Sequence[bytes] = ()
