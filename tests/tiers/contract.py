@@ -244,12 +244,15 @@ class TierMachine(RuleBasedStateMachine):
         for hint in page.hints:
             self.hinted[hint].add(page.key)
         stays = there is not None and there.parts >= set(page.parts)
+        with suppress(PageFormatError):
+            if there is not None and there.parts == set(page.parts):
+                stays = provenance >= unpack_header(there.header).provenance  # else it takes the other's place
         for part in page.parts:
             if not stays:
                 self.possible[page.key, part].add(value_of(page, part))
             # Beside numbers of another provenance or damaged ones, it depends on what the tier makes of them.
             if done and before is not None and page.key not in self.damaged:
-                if there is None or unpack_header(there.header).provenance == provenance:
+                if there is None or _provenance(there) == provenance:
                     self.sure.add((page.key, part))
                 else:
                     self.sure -= {(page.key, name) for name in PARTS}
@@ -293,3 +296,11 @@ class TierMachine(RuleBasedStateMachine):
         except (PageFormatError, KeyError):
             intact = False
         assert not intact or value in self.possible[key, part], "damage was not detected"
+
+
+def _provenance(found: Found) -> Provenance | None:
+    """Of a page in a tier; None if its header cannot be read."""
+    try:
+        return unpack_header(found.header).provenance
+    except PageFormatError:
+        return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
@@ -18,6 +17,7 @@ from tailreplay.tiers.base import PARTS
 from tailreplay.tiers.guard import Guarded
 from tests.core.tiny import LAYOUT, PAGE, TOPOLOGY, contents
 from tests.tiers.faulty_tier import FAULTS, FaultyTier
+from tests.tiers.quick import quick
 
 DEADLINE = 0.05
 NAMESPACES = (
@@ -187,7 +187,5 @@ class CacheMachine(RuleBasedStateMachine):
 
 def test_nothing_wrong_is_ever_served() -> None:
     machine = CacheMachine.TestCase
-    machine.settings = settings(
-        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    machine.settings = quick(80)
     machine().runTest()

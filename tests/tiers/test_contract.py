@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.tiers.contract import TierMachine
 from tests.tiers.harness import Harness
 from tests.tiers.harnesses import DiskHarness, MemoryHarness
+from tests.tiers.quick import quick
 
 EXAMPLES = int(os.environ.get("TAILREPLAY_EXAMPLES", "60"))
 
@@ -23,7 +23,5 @@ def test_a_tier_keeps_its_contract(kind: type[Harness]) -> None:
             super().__init__()
 
     machine = Machine.TestCase
-    machine.settings = settings(
-        max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    machine.settings = quick(EXAMPLES)
     machine().runTest()

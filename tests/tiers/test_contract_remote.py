@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.tiers.conftest import require
 from tests.tiers.contract import Harness, TierMachine
+from tests.tiers.quick import quick
 from tests.tiers.remote_harnesses import GuardedHarness, MooncakeHarness, RedisHarness
 
 EXAMPLES = int(os.environ.get("TAILREPLAY_EXAMPLES", "15"))
@@ -24,7 +24,5 @@ def test_a_tier_keeps_its_contract(kind: type[Harness]) -> None:
             super().__init__()
 
     machine = Machine.TestCase
-    machine.settings = settings(
-        max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    machine.settings = quick(EXAMPLES)
     machine().runTest()

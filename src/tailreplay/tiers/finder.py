@@ -125,12 +125,7 @@ class Finder:
         best: FoundPage | None = None
         common = 0
         for tier in self._tiers if names else ():
-            try:
-                key = next((key for key in tier.resolve(names) if key is not None), None)
-                (entry,) = tier.contains([key]) if key is not None else (None,)
-                header = unpack_header(entry.header) if entry is not None else None
-            except (TierError, PageFormatError):
-                continue
+            header = self._hinted(tier, names)
             if header is None or (header.parent, header.namespace) != (parent, digest):
                 continue
             shared = common_tokens(header.ids, rest)
@@ -139,6 +134,20 @@ class Finder:
             if page is not None and KV in page.sources:
                 best, common = page, shared
         return best
+
+    def _hinted(self, tier: Tier, names: Sequence[bytes]) -> PageHeader | None:
+        """Return the header of the page that the first of `names` that is known stands for."""
+        key = None
+        try:
+            key = next((key for key in tier.resolve(names) if key is not None), None)
+            (found,) = tier.contains([key]) if key is not None else (None,)
+            return unpack_header(found.header) if found is not None else None
+        except PageFormatError as error:
+            assert key is not None
+            self._condemn(tier, [key], str(error))
+        except TierError:
+            pass
+        return None
 
     def _headers(
         self, tier: Tier, records: Sequence[PageRecord]
@@ -164,7 +173,7 @@ class Finder:
             try:
                 header = unpack_header(entry.header)
             except PageFormatError as error:
-                self._condemn(tier, record, str(error))
+                self._condemn(tier, [rank_key(record.key, rank) for rank in self._ranks], str(error))
                 return None
             if (header.key, header.namespace, header.ids) != (record.key, record.namespace, record.ids):
                 return None
@@ -176,13 +185,13 @@ class Finder:
         merged = PageRecord(record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, worst)
         return merged, first, parts
 
-    def _condemn(self, tier: Tier, record: PageRecord, why: str) -> None:
+    def _condemn(self, tier: Tier, keys: Sequence[bytes], why: str) -> None:
         """Drop a page whose header cannot be read."""
         if not self.damaged:
             log.warning("A page in the %s tier is dropped: %s (further ones are only counted).", tier.name, why)
         self.damaged += 1
         with suppress(TierError):
-            tier.drop([rank_key(record.key, rank) for rank in self._ranks])
+            tier.drop(keys)
 
 
 def _merged(

@@ -43,16 +43,20 @@ def merge(found: Found | None, page: TierPage) -> Merge | None:
     if found is None:
         return Merge(page.header, page.parts)
     lacking = {name: data for name, data in page.parts.items() if name not in found.parts}
-    over = Merge(page.header, page.parts, found.parts - set(page.parts))
     if found.header == page.header:
         return Merge(page.header, lacking) if lacking else None
+    over = Merge(page.header, page.parts, found.parts - set(page.parts))
     try:
         old, new = unpack_header(found.header), unpack_header(page.header)
     except PageFormatError:
+        return over if lacking else None
+    if _same_tokens(old, new) and new.provenance < old.provenance and not over.drop:
         return over
-    if not _same_tokens(old, new) or (new.provenance < old.provenance and not over.drop) or not found.parts:
+    if not lacking:
+        return None
+    if not _same_tokens(old, new) or not found.parts:
         return over
-    if new.provenance > old.provenance or not lacking:
+    if new.provenance > old.provenance:
         return None
     entries = {name: entry for name, entry in old.parts.items() if name in found.parts}
     header = replace(new, parts={**new.parts, **entries}, provenance=max(old.provenance, new.provenance))
