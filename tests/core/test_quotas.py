@@ -1,4 +1,4 @@
-"""Shares of tenants: what is refused, and that nobody loses what is reserved, exceeds a limit, or finds no room for nothing."""
+"""Shares of tenants: nobody loses what is reserved, exceeds a limit, or is refused room that another could give."""
 
 from __future__ import annotations
 
@@ -209,7 +209,9 @@ def test_no_tenant_ever_loses_its_share_to_another(
     limits = {limited: least} if limited else {}
     catalog = make(pages, reserved, limits, share)
     total = catalog.slots * KV + catalog.hidden_slots * HIDDEN
-    shares = {salt: (size * catalog.slots // total, size * catalog.hidden_slots // total) for salt, size in reserved.items()}
+    shares = {
+        salt: (size * catalog.slots // total, size * catalog.hidden_slots // total) for salt, size in reserved.items()
+    }
     rng = random.Random(seed)
     pinned: list[list[Page]] = []
     for _ in range(60):
@@ -239,9 +241,7 @@ def _now_and_then_pin(catalog: Catalog, rng: random.Random, pinned: list[list[Pa
         catalog.unpin(pinned.pop(rng.randrange(len(pinned))))
 
 
-def _nobody_can_give(
-    catalog: Catalog, writer: str, shares: dict[str, tuple[int, int]], limits: dict[str, int]
-) -> None:
+def _nobody_can_give(catalog: Catalog, writer: str, shares: dict[str, tuple[int, int]], limits: dict[str, int]) -> None:
     """Check that every page that may go is one that the writer must not take: it had to be refused."""
     for page in catalog.resident():
         if page.is_evictable:

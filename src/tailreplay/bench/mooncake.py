@@ -79,7 +79,8 @@ def _check(record: dict[str, Any], where: str) -> None:
     wanted = -(-record["input_length"] // BLOCK)
     if len(blocks) != wanted:
         raise InvalidRequestError(
-            f"{where}: {record['input_length']} tokens are {wanted} blocks of {BLOCK}, but there are {len(blocks)} hash_ids."
+            f"{where}: {record['input_length']} tokens are {wanted} blocks of {BLOCK}, "
+            f"but there are {len(blocks)} hash_ids."
         )
 
 
