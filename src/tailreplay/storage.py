@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tailreplay.catalog import Catalog
 from tailreplay.errors import CacheConfigError
 from tailreplay.events import PageEvents
+from tailreplay.policies import policy_of
 from tailreplay.quotas import Quotas, parse_shares
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Storage:
                 raise CacheConfigError(
                     f"The codec '{name}' must be one of {', '.join(CODECS)}, got {getattr(self, name)!r}."
                 )
+        policy_of(self.policy)
         share = self.hidden_share
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise CacheConfigError(f"hidden_share must be a number in (0, 1], got {share!r}.")
@@ -86,6 +88,7 @@ class Storage:
             events,
             hidden_bytes=hidden_bytes,
             hidden_share=self.hidden_share,
+            policy=policy_of(self.policy),
             quotas=self.quotas(),
         )
 
@@ -104,7 +107,7 @@ class Storage:
         try:
             for tier in self.tiers:
                 plain = open_tier(tier, guarded=False) if isinstance(tier, str) else tier
-                opened.append(Guarded(plain, self.deadline))
+                opened.append(plain if isinstance(plain, Guarded) else Guarded(plain, self.deadline))
         except BaseException:
             for each in opened:
                 each.close()

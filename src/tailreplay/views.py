@@ -41,6 +41,6 @@ class PagesView:
         LookupError
             If they are not there: a plan makes sure of its tails only.
         """
-        if min(self._hidden_slots[start // self._size : -(-stop // self._size)], default=0) < 0:
+        if start < stop and min(self._hidden_slots[start // self._size : -(-stop // self._size)]) < 0:
             raise LookupError(f"Hiddens {start} to {stop - 1} are not all in host memory.")
         self._arena.read(self._arena.layout.hidden[index], self._hidden_slots, start, stop, out)

@@ -16,44 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tailreplay.page_format import PageFormatError, is_intact, unpack_header
 from tailreplay.provenance import EXACT, Provenance
-from tailreplay.tiers.base import PARTS, Found, Tier, TierError, TierPage
+from tailreplay.tiers.base import PARTS, Found, TierError, TierPage
+from tests.tiers.harness import Harness
 from tests.tiers.pages import TENANTS, hint_of, key_of, make_page, value_of
 
 PAGES, HINTS = 10, 4
 KEYS = [key_of(index) for index in range(PAGES)]
-
-
-class Harness:
-    """A tier and what can be done to its medium.
-
-    Attributes
-    ----------
-    faults : tuple of str
-        What `break_` understands: "error", "delay", "full", "readonly", "gone".
-    persists : bool
-        Whether pages are there after closing and opening again.
-    """
-
-    faults: tuple[str, ...] = ()
-    persists = False
-
-    def open(self) -> Tier:
-        """Open the tier, or open it again on what it left."""
-        raise NotImplementedError
-
-    def break_(self, fault: str) -> None:
-        """Let operations of the open tier fail, or take long, until `mend`."""
-        raise NotImplementedError
-
-    def mend(self) -> None:
-        """End the fault; without one it does nothing."""
-
-    def corrupt(self, key: bytes, part: str, change: Callable[[bytes], bytes]) -> bool:
-        """Change what is stored of a page behind the tier's back; False if it is not there. `part` may be "header"."""
-        raise NotImplementedError
-
-    def destroy(self) -> None:
-        """Clean up after the tier was closed."""
 
 
 def flipped(data: bytes) -> bytes:

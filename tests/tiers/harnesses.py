@@ -15,7 +15,7 @@ import lmdb
 
 from tailreplay.tiers.base import TierError
 from tailreplay.tiers.disk import DiskTier
-from tests.tiers.contract import Harness
+from tests.tiers.harness import Harness
 from tests.tiers.memory_tier import MemoryTier
 
 DELAY = 0.003

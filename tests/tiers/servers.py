@@ -117,5 +117,5 @@ def mooncake_server(folder: Path) -> Server:
     assert program is not None
     port, metrics = free_port(), free_port()
     command = [program, "--rpc_address", "127.0.0.1", "--rpc_port", str(port), "--metrics_host", "127.0.0.1"]
-    command += ["--metrics_port", str(metrics), "--default_kv_lease_ttl", "200", "--logtostderr"]
+    command += ["--metrics_port", str(metrics), "--default_kv_lease_ttl", "1000", "--logtostderr"]
     return Server(command, [port, metrics], folder / f"mooncake-{port}.log")

@@ -7,7 +7,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.tiers.contract import Harness, TierMachine
+from tests.tiers.contract import TierMachine
+from tests.tiers.harness import Harness
 from tests.tiers.harnesses import DiskHarness, MemoryHarness
 
 EXAMPLES = int(os.environ.get("TAILREPLAY_EXAMPLES", "60"))

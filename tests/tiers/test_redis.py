@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tailreplay.page_format import is_intact, unpack_header
 from tailreplay.tiers.base import HIDDEN, KV, TierError, TierFullError, TierPage
 from tailreplay.tiers.redis import RedisTier
 from tests.tiers import servers
+from tests.tiers.children import run_child
 from tests.tiers.conftest import require
 from tests.tiers.remote_pages import content, hint, name, page
 
@@ -222,6 +222,29 @@ def test_nobody_at_the_port_is_a_sentence() -> None:
     assert str(caught.value).count("\n") == 0
 
 
+def test_a_server_of_another_kind_is_a_sentence() -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(TierError, match="does not serve: Protocol Error"):
+            RedisTier(f"redis://127.0.0.1:{listener.getsockname()[1]}").contains([name(0)])
+        thread.join(30)
+
+
+def test_a_server_that_never_answers_is_given_up() -> None:
+    # It accepts connections by its backlog, and that is all.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        tier = RedisTier(f"redis://127.0.0.1:{listener.getsockname()[1]}", timeout=0.1)
+        with pytest.raises(TierError, match=r"[Tt]imeout"):
+            tier.contains([name(0)])
+
+
 @pytest.mark.parametrize("url", ["http://h", "redis:h", "redis://h:port", "redis://:s3cret@h/0?socket_timeout=soon"])
 def test_a_url_that_is_not_understood_is_a_sentence(url: str) -> None:
     with pytest.raises(CacheConfigError) as caught:
@@ -231,15 +254,11 @@ def test_a_url_that_is_not_understood_is_a_sentence(url: str) -> None:
 
 def test_what_one_process_puts_another_gets(redis_port: int, tier: RedisTier) -> None:
     script = (
-        "import sys\n"
         "from tailreplay.tiers.redis import RedisTier\n"
         "from tests.tiers.remote_pages import page\n"
-        "RedisTier(sys.argv[1]).put([page(5)])\n"
+        "RedisTier(target).put([page(5)])\n"
     )
-    url = f"redis://127.0.0.1:{redis_port}/0"
-    subprocess.run(
-        [sys.executable, "-c", script, url], check=True, timeout=60, cwd=Path(__file__).parents[2], env=child()
-    )
+    run_child(script, f"redis://127.0.0.1:{redis_port}/0")
     assert read(tier, 5, KV) == content(page(5), KV)
 
 
@@ -270,8 +289,3 @@ def noted(steps: list[str], name: str, method: Callable[..., object]) -> Callabl
 def put_one_by_one(tier: RedisTier, pages: list[TierPage]) -> None:
     for single in pages:
         tier.put([single])
-
-
-def child() -> dict[str, str]:
-    """Return the environment of a process that imports what this one imports."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

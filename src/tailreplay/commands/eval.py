@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--batch-bytes", default="512MiB", help="room for questions that run together (default: %(default)s)"
     )
+    parser.add_argument("--codec", default="none", help="how the cache holds hiddens: none, int8 or fp8_e4m3")
     parser.add_argument(
         "--out",
         type=Path,
@@ -103,6 +104,7 @@ def make_plan(arguments: argparse.Namespace) -> EvalPlan:
         text=arguments.text,
         host_bytes=arguments.host_bytes,
         batch_bytes=arguments.batch_bytes,
+        codec=arguments.codec,
     )
 
 

@@ -7,8 +7,6 @@ import ipaddress
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tailreplay.cache import PrefixCache
@@ -81,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise TailReplayError(f"--port must be from 0 to 65535, got {args.port}.")
     # The address and the cache's sizes are checked before the model is loaded, which may take minutes.
     cache = PrefixCache(args.host_bytes, args.page_size, args.min_match, parse_storage(storage_settings(args)))
-    with _closing(cache), bind(args.host, args.port) as listener:
+    with bind(args.host, args.port) as listener:
         lm = _load(args, cache, reuse)
         name = args.served_model_name or args.model
         key = args.api_key or os.environ.get("TAILREPLAY_API_KEY")
@@ -97,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             size = f"{format_bytes(cache.host_bytes)} for {cache.stats().tokens_limit:,} tokens{_below(args.tier)}"
             print(f"tailreplay: serving {name} at {url}/v1 ({_words(reuse)}, cache of {size}).", flush=True)
 
-        serve(app, worker, listener, ready)
+        serve(app, worker, listener, ready, cache.shutdown)
     return 0
 
 
@@ -114,15 +112,6 @@ def _load(args: argparse.Namespace, cache: PrefixCache, reuse: Reuse) -> HybridL
         dtype=args.dtype,
         prefill_chunk=args.prefill_chunk,
     )
-
-
-@contextmanager
-def _closing(cache: PrefixCache) -> Iterator[None]:
-    """Let what waits to be written to lower tiers be written at the end."""
-    try:
-        yield
-    finally:
-        cache.shutdown()
 
 
 def _below(tiers: list[str]) -> str:

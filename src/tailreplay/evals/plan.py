@@ -14,10 +14,11 @@ from tailreplay.engines.transformers.devices import usable_device
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.errors import InvalidRequestError, UnsupportedModelError
 from tailreplay.evals.material import Material, python_topics, text_file
-from tailreplay.evals.methods import Method, parse_methods
+from tailreplay.evals.methods import EXACT, Method, parse_methods
 from tailreplay.evals.tasks.base import VERSION, Task
 from tailreplay.evals.tasks.registry import tasks_named
 from tailreplay.sizes import parse_bytes
+from tailreplay.storage import CODECS
 
 SHORTEST = 1024
 CHARACTERS = 4  # of text a token, so that a document does not repeat itself
@@ -42,6 +43,8 @@ class EvalPlan:
     text : str or None
         A file with prose.
     host_bytes, batch_bytes : str
+    codec : str
+        In which the cache holds hiddens (see `tailreplay.codecs`); "exact" asks for "none".
     """
 
     model: str
@@ -56,6 +59,7 @@ class EvalPlan:
     text: str | None = None
     host_bytes: str = "4GiB"
     batch_bytes: str = "512MiB"
+    codec: str = "none"
 
     def chosen_tasks(self) -> list[Task]:
         """Return the tasks."""
@@ -94,6 +98,10 @@ class EvalPlan:
             raise InvalidRequestError("--samples must be at least 1, and --min-tail at least 0.")
         for size in (self.host_bytes, self.batch_bytes):
             parse_bytes(size)
+        if self.codec not in CODECS:
+            raise InvalidRequestError(f"'{self.codec}' is not a codec: {', '.join(CODECS)}.")
+        if self.codec != "none" and EXACT in self.methods:
+            raise InvalidRequestError(f"'{EXACT}' takes no page in a lossy codec: leave one of them out.")
         if min(self.lengths) < SHORTEST:
             raise InvalidRequestError(f"A length must be at least {SHORTEST} tokens, got {min(self.lengths)}.")
         if self.dtype not in DTYPES:
@@ -138,6 +146,8 @@ class EvalPlan:
             "seed": self.seed,
             "text": material.name,
             "text_digest": material.digest,
+            # Only where it changes numbers: a folder of a run without it goes on.
+            **({"codec": self.codec} if self.codec != "none" else {}),
         }
 
 

@@ -40,11 +40,12 @@ class Measurer:
         from tailreplay.evals.measure import Asker
         from tailreplay.evals.turns import Talker
         from tailreplay.sizes import parse_bytes
+        from tailreplay.storage import Storage
 
         if threads is not None:
             torch.set_num_threads(threads)
         self._plan = plan
-        cache = PrefixCache(plan.host_bytes)
+        cache = PrefixCache(plan.host_bytes, storage=Storage(host_codec=plan.codec))
         self.lm = HybridLM.from_pretrained(plan.model, cache=cache, dtype=plan.dtype, device=plan.device)
         methods = plan.chosen_methods()
         self._material = plan.material()

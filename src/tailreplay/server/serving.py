@@ -39,7 +39,13 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: FastAPI, worker: Worker, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+def serve(
+    app: FastAPI,
+    worker: Worker,
+    listener: socket.socket,
+    on_ready: Callable[[], None],
+    on_end: Callable[[], None] = lambda: None,
+) -> None:
     """Serve until a signal comes; running requests are then cancelled.
 
     Parameters
@@ -50,6 +56,8 @@ def serve(app: FastAPI, worker: Worker, listener: socket.socket, on_ready: Calla
         From `bind`.
     on_ready : callable
         Called once, when connections are accepted.
+    on_end : callable
+        Called when no request runs any more. A signal ends the process before this function returns.
 
     Raises
     ------
@@ -61,7 +69,7 @@ def serve(app: FastAPI, worker: Worker, listener: socket.socket, on_ready: Calla
     )
     worker.start()
     try:
-        _Server(config, worker, on_ready).run(sockets=[listener])
+        _Server(config, worker, on_ready, on_end).run(sockets=[listener])
     except OSError as error:
         host, port = listener.getsockname()[:2]
         raise _cannot_listen(host, port, error) from None
@@ -71,10 +79,13 @@ def serve(app: FastAPI, worker: Worker, listener: socket.socket, on_ready: Calla
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, worker: Worker, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, worker: Worker, on_ready: Callable[[], None], on_end: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._worker = worker
         self._on_ready = on_ready
+        self._on_end = on_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -84,6 +95,8 @@ class _Server(uvicorn.Server):
         # First, or the server would wait for the answers that are running.
         self._worker.close()
         await super().shutdown(sockets)
+        self._worker.join()
+        self._on_end()
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> TailReplayError:

@@ -21,7 +21,7 @@ from tailreplay.tiers.disk_eviction import Quotas
 from tailreplay.tiers.disk_file import default_path
 from tailreplay.tiers.disk_put import Putter
 from tailreplay.tiers.disk_records import ALL_KEY, Record, Total
-from tailreplay.tiers.disk_shared import close_env, open_env, reopen_env
+from tailreplay.tiers.disk_shared import close_env, fork_lock, open_env, reopen_env
 from tailreplay.tiers.disk_touches import BATCH as TOUCHES
 from tailreplay.tiers.disk_touches import Touches
 from tailreplay.tiers.disk_writer import Writer, stored_tenants
@@ -117,24 +117,28 @@ class DiskTier:
         """Yield views of the file, valid until the next is asked for. The pages are marked as used a while later."""
         found = []
         try:
-            with self._env.read() as txn:
-                table = self._opened.tables.part(part)
-                for key in keys:
-                    view = txn.get(key, db=table)
-                    if view is None:
-                        yield None
-                        continue
+            for key, view in zip(keys, self.peek(keys, part), strict=True):
+                if view is not None:
                     found.append(key)
-                    yield view
-                    # An error is better than the bytes of another page, but what was made of the view may still be there.
-                    with suppress(BufferError):
-                        view.release()
+                yield view
         finally:
             self._touches.add(found)
             if len(self._touches) >= TOUCHES:
                 # Which pages were used is not worth an error.
                 with suppress(TierError):
                     self.flush()
+
+    def peek(self, keys: Sequence[bytes], part: str) -> Iterator[memoryview | None]:
+        """Yield what `get` does, and mark nothing as used."""
+        with self._env.read() as txn:
+            table = self._opened.tables.part(part)
+            for key in keys:
+                view = txn.get(key, db=table)
+                yield view
+                # An error is better than the bytes of another page, but what was made of the view may still be there.
+                with suppress(BufferError):
+                    if view is not None:
+                        view.release()
 
     def put(self, pages: Sequence[TierPage]) -> None:
         """Store pages in transactions of up to 64 MiB, evicting others.
@@ -242,6 +246,9 @@ class DiskTier:
         if self._closed:
             raise TierError("The disk cache is closed.")
         if self._opened.pid != os.getpid():
-            with self._lock:
-                self._opened = reopen_env(self._opened)
+            with fork_lock():
+                if self._opened.pid != os.getpid():
+                    self._lock = threading.Lock()
+                    self._touches.forget()
+                    self._opened = reopen_env(self._opened)
         return self._opened

@@ -29,6 +29,7 @@ class Entry:
         Header and parts.
     sizes : dict
         Part -> bytes.
+    hints : tuple of bytes
     """
 
     key: bytes
@@ -38,6 +39,7 @@ class Entry:
     used: float
     nbytes: int
     sizes: dict[str, int]
+    hints: tuple[bytes, ...]
 
 
 def entries(env: DiskEnv, oldest_first: bool) -> Iterator[Entry]:
@@ -55,7 +57,9 @@ def _entry(txn: Any, tables: Tables, key: bytes) -> Entry | None:
         return None
     record = Record.unpack(data)
     sizes = {part: getattr(record, part) for part in sorted(record.parts)}
-    return Entry(key, bytes(header), record.tenant, record.parts, record.tick / 1e9, record.nbytes, sizes)
+    return Entry(
+        key, bytes(header), record.tenant, record.parts, record.tick / 1e9, record.nbytes, sizes, record.hints
+    )  # fmt: skip
 
 
 def _in_key_order(env: DiskEnv) -> Iterator[list[bytes]]:

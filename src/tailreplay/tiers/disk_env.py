@@ -7,7 +7,6 @@ and never leaves a half of one.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import TierError
+from tailreplay.tiers.disk_errors import told
 from tailreplay.tiers.disk_file import DATA, Users, damage, make_folder, move_aside
 from tailreplay.tiers.disk_open import connect, library
 from tailreplay.tiers.disk_records import NAMES
@@ -27,12 +27,7 @@ log = logging.getLogger("tailreplay")
 
 MIN_LIMIT = 2**20
 # The file grows ahead of what is written, without taking room, so that one that is shorter than its content was cut.
-_AHEAD = 2**20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class NoSpaceError(TierError):
-    """The file has reached its limit, or the disk is full; evicting makes room."""
+_AHEAD, _AHEAD_RECORD = 2**20, 2**15
 
 
 class DiskEnv:
@@ -150,7 +145,7 @@ class DiskEnv:
         try:
             with self._told():
                 try:
-                    self._grow(records * 2**17 + nbytes)
+                    self._grow(records * _AHEAD_RECORD + nbytes)
                     yield txn
                 except BaseException:
                     txn.abort()
@@ -198,21 +193,13 @@ class DiskEnv:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn the library's errors into those that a tier may raise."""
-        try:
-            yield
-        except self._lmdb.MapFullError as error:
-            raise NoSpaceError(f"The disk cache in '{self.path}' is full.") from error
-        except self._lmdb.Error as error:
-            if getattr(error, "code", None) in _FULL or os.strerror(errno.ENOSPC) in str(error):
-                raise NoSpaceError(f"The disk of '{self.path}' is full.") from error
-            # After a failed write of the file's first pages the library refuses everything until it is opened anew.
-            self._stale = self._stale or isinstance(error, self._lmdb.PanicError)
-            raise TierError(f"The disk cache in '{self.path}' failed: {error}.") from error
-        except CacheConfigError as error:
-            raise TierError(str(error)) from error
-        except OSError as error:
-            raise TierError(f"The disk cache in '{self.path}' failed: {error.strerror}.") from error
+        with told(self.path):
+            try:
+                yield
+            except self._lmdb.PanicError:
+                # After a failed write of the file's first pages the library refuses everything until it is opened anew.
+                self._stale = True
+                raise
 
     def _grow(self, nbytes: int) -> None:
         # Inside the write transaction: no other process moves the end of the file meanwhile.

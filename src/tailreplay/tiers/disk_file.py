@@ -10,7 +10,7 @@ import logging
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tailreplay.errors import CacheConfigError
@@ -18,7 +18,7 @@ from tailreplay.sizes import format_bytes
 
 log = logging.getLogger("tailreplay")
 
-DATA, DAMAGED, USERS = "data.mdb", "data.mdb.damaged", "users.lock"
+DATA, DAMAGED, SUSPECT, USERS = "data.mdb", "data.mdb.damaged", "data.mdb.suspect", "users.lock"
 # Of LMDB 0.9's two meta pages, in the machine's byte order: magic, version, and after 136 bytes the last page number
 # and the number of the transaction. Each begins 16 bytes into a file page; the page size is the first database's pad.
 _HEAD = struct.Struct("=II")
@@ -101,6 +101,8 @@ def damage(path: Path) -> str | None:
     Reads a few bytes.
     """
     file = path / DATA
+    if (path / SUSPECT).exists():
+        return "its tables were found damaged while it was used"
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -141,11 +143,18 @@ def _meta(page: bytes) -> tuple[int, int] | None:
     return transaction, last
 
 
+def suspect(path: Path) -> None:
+    """Leave a note that the data file is damaged: whoever opens it next moves it aside."""
+    with suppress(OSError):
+        (path / SUSPECT).touch(mode=0o600)
+
+
 def move_aside(path: Path, reason: str) -> None:
     """Rename the data file, over one that was moved earlier, with one warning. The next opening starts empty."""
     file, kept = path / DATA, path / DAMAGED
     size = file.stat().st_size
     os.replace(file, kept)
+    (path / SUSPECT).unlink(missing_ok=True)
     log.warning(
         "The cache file %s is damaged (%s): it was renamed to %s, and the cache starts empty. "
         "Deleting the renamed file frees up to %s.",

@@ -10,7 +10,8 @@ from itertools import groupby
 
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import PARTS, TierError, TierPage
-from tailreplay.tiers.disk_env import DiskEnv, NoSpaceError
+from tailreplay.tiers.disk_env import DiskEnv
+from tailreplay.tiers.disk_errors import NoSpaceError
 from tailreplay.tiers.disk_eviction import Evictor, Quotas
 from tailreplay.tiers.disk_records import KEY_BYTES
 from tailreplay.tiers.disk_touches import BATCH as TOUCHES
@@ -71,7 +72,7 @@ class Putter:
         need = sum(file_pages(page, env.page_bytes) for page in batch)
         for attempt in range(_ATTEMPTS):
             try:
-                with env.write(len(batch) + TOUCHES, sum(page.nbytes for page in batch)) as txn:
+                with env.write(len(batch) + len(self._touches), sum(page.nbytes for page in batch)) as txn:
                     self._write_batch(env, Writer(txn, env.tables), batch, over)
                 return
             except NoSpaceError:

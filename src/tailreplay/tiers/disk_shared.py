@@ -13,6 +13,7 @@ from tailreplay.tiers.disk_env import DiskEnv
 
 _shared: dict[Path, DiskEnv] = {}
 _shared_lock = threading.Lock()
+_fork_lock = threading.Lock()
 
 
 def open_env(path: Path, limit: int | None) -> DiskEnv:
@@ -65,9 +66,14 @@ def reopen_env(env: DiskEnv) -> DiskEnv:
         return _shared[env.path]
 
 
+def fork_lock() -> threading.Lock:
+    """Return the lock under which a tier opens its file anew in a child process: one that no lost thread holds."""
+    return _fork_lock
+
+
 def _after_fork() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()
+    global _shared_lock, _fork_lock
+    _shared_lock, _fork_lock = threading.Lock(), threading.Lock()
     for env in _shared.values():
         env._lock = threading.Lock()
 

@@ -14,6 +14,10 @@ class Touches:
     """Keys of used pages, most recently used last."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, in a child process too, where a thread that is not there may hold the lock."""
         self._lock = threading.Lock()
         self._keys: dict[bytes, None] = {}
 

@@ -55,6 +55,17 @@ def open_tier(spec: str, guarded: bool = True) -> Tier:
     return Guarded(tier, deadline=deadline) if guarded else tier
 
 
+def folder_of(spec: str) -> Path | None:
+    """Return the folder that `spec` names; None if it names a server.
+
+    Raises
+    ------
+    CacheConfigError
+        If it is not understood.
+    """
+    return _folder(spec) if _parse(spec)[0] == "disk" else None
+
+
 def _parse(spec: str) -> tuple[str, dict[str, str]]:
     """Return the scheme, and the options."""
     head = spec.partition("?")[0]
@@ -76,15 +87,20 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def _disk(spec: str, options: dict[str, str]) -> Tier:
+    folder, limit = _folder(spec), parse_bytes(options.get("limit", DISK_LIMIT))
+    # Loaded here: the package it needs is no dependency of the others.
+    made: Tier = import_module("tailreplay.tiers.disk").DiskTier(folder, limit)
+    return made
+
+
+def _folder(spec: str) -> Path:
     head = spec.partition("?")[0]
     folder = unquote(head.partition(":")[2]) if head.lower().startswith("disk:") else head
-    tier = import_module("tailreplay.tiers.disk")
     if folder in ("", "disk"):
-        folder = str(tier.default_path())
-    limit = parse_bytes(options.get("limit", DISK_LIMIT))
-    # Loaded here: the package it needs is no dependency of the others.
-    made: Tier = tier.DiskTier(Path(folder).expanduser(), limit)
-    return made
+        from tailreplay.tiers.disk_file import default_path
+
+        return default_path()
+    return Path(folder).expanduser()
 
 
 def _redis(spec: str, options: dict[str, str]) -> Tier:

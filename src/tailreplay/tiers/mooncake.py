@@ -17,6 +17,7 @@ from tailreplay.tiers.batches import Changes, by_bytes, changes, contiguous, rep
 from tailreplay.tiers.mooncake_client import BEING_WRITTEN, NOT_FOUND, MooncakeClient
 
 PROTOCOLS = ("tcp", "rdma")
+LEAST_LENT = 16 << 20
 
 
 class MooncakeTier:
@@ -31,7 +32,8 @@ class MooncakeTier:
     master : str
         ``HOST:PORT`` of `mooncake_master`.
     lend : int or str
-        Memory that this process lends to the store, like "1GiB"; "0" for none. What is in it ends with the process.
+        Memory that this process lends to the store, like "1GiB", 16 MiB at least; "0" for none. What is in it ends with
+        the process.
     buffer : int or str
         Memory that values pass through. No part may be larger.
     protocol : str
@@ -69,7 +71,9 @@ class MooncakeTier:
         if not master.rpartition(":")[0] or not master.rpartition(":")[2].isdigit():
             raise CacheConfigError(f"Mooncake's master is named HOST:PORT, got '{master}'.")
         self._buffer_bytes = parse_bytes(buffer)
-        self._lend_bytes = 0 if str(lend).strip() in ("0", "") else parse_bytes(lend)
+        self._lend_bytes = 0 if str(lend).strip() == "0" else parse_bytes(lend)
+        if 0 < self._lend_bytes < LEAST_LENT:
+            raise CacheConfigError(f"Mooncake lends {format_bytes(LEAST_LENT)} at least, or nothing: lend=0.")
         self._prefix = prefix
         self._largest: dict[str, int] = {}
         self._client = MooncakeClient(master, self._lend_bytes, self._buffer_bytes, protocol, device, host, timeout)
@@ -201,7 +205,10 @@ class MooncakeTier:
 
     def _fetch(self, names: Sequence[str]) -> tuple[list[Any], set[int]]:
         """Return buffers, None where there is none; and the places of those that are there and could not be read."""
-        handles: list[Any] = self._client.call("batch_get_buffer", list(names))
+        # Asked for one object twice, the library answers the second with another's bytes.
+        once = list(dict.fromkeys(names))
+        got = dict(zip(once, self._client.call("batch_get_buffer", once), strict=True))
+        handles: list[Any] = [got[name] for name in names]
         empty = [i for i, handle in enumerate(handles) if handle is None]
         if not empty:
             return handles, set()
@@ -213,7 +220,10 @@ class MooncakeTier:
         """Return small objects."""
         if not names:
             return []
-        handles, _ = self._fetch(names)
+        handles, lost = self._fetch(names)
+        for i in lost:
+            # A lease that ended on the way, or a full buffer: neither says that it is gone.
+            handles[i] = self._client.call("batch_get_buffer", [names[i]])[0]
         return [None if handle is None else bytes(memoryview(handle)) for handle in handles]
 
     def _view(self, handle: Any, part: str) -> memoryview:

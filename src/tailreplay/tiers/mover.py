@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tailreplay.page_format import PageFormatError, PageHeader, is_intact, unpack_header
-from tailreplay.provenance import Provenance
 from tailreplay.tiers.base import HIDDEN, KV, Found, Tier, TierError, TierPage
 from tailreplay.tiers.naming import PageRecord, rank_key
 from tailreplay.tiers.packing import Packer
@@ -236,33 +234,16 @@ class Mover:
             done(order.tag, order.tag in written)
 
     def _write(self, tier: Tier, pages: Sequence[TierPage]) -> bool:
-        """Write what `tier` lacks, and what it has in a worse form. False if it fails."""
+        """Write what `tier` lacks, or has in a worse form (see `tailreplay.tiers.merging`). False if it fails."""
         try:
-            found = tier.contains([page.key for page in pages])
-            new, better = [], []
-            for page, entry in zip(pages, found, strict=True):
-                if entry is None or not page.parts.keys() <= entry.parts:
-                    new.append(page)
-                if entry is not None and _provenance(page.header) < _provenance(entry.header):
-                    better.append(page)
-            if better:
-                tier.replace(better)
-            tier.put([page for page in new if page not in better])
+            tier.put(pages)
         except TierError as error:
             log.debug("Writing to %s: %s", tier.name, error)
             self.counts[f"spill_failed:{tier.name}"] += len(pages)
             return False
-        self.counts[f"spilled:{tier.name}"] += len(new)
-        self.counts[f"spill_bytes:{tier.name}"] += sum(page.nbytes for page in new)
+        self.counts[f"spilled:{tier.name}"] += len(pages)
+        self.counts[f"spill_bytes:{tier.name}"] += sum(page.nbytes for page in pages)
         return True
-
-
-def _provenance(header: bytes) -> Provenance:
-    """Where a stored page's numbers come from; worse than anything if that cannot be read."""
-    try:
-        return unpack_header(header).provenance
-    except PageFormatError:
-        return Provenance(sys.maxsize, True)
 
 
 def _batches(orders: Sequence[Fetch]) -> list[list[Fetch]]:

@@ -116,7 +116,7 @@ class PageStore:
     def _share(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
         part = self._hidden[group]
         out = torch.empty((stop - start, *part.shape), dtype=part.dtype, device=self._device)
-        if min(load.hidden_slots[start // self._page : -(-stop // self._page)], default=0) < 0:
+        if start < stop and min(load.hidden_slots[start // self._page : -(-stop // self._page)]) < 0:
             raise LookupError(f"Hiddens {start} to {stop - 1} are not all in host memory.")
         self.arena.read(part, load.hidden_slots, start, stop, out)
         return out
