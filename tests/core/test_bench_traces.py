@@ -73,6 +73,7 @@ def test_block_tokens_do_not_depend_on_the_run() -> None:
     ("line", "words"),
     [
         ("{oops", "Line 2 of '{path}' is not JSON."),
+        ("[" * 100_000, "is not JSON"),
         ("[1]", "should be a JSON object"),
         ({"timestamp": 0, "input_length": 600, "output_length": 5}, "has no 'hash_ids'"),
         ({**GOOD, "input_length": "600"}, "'input_length' must be a whole number from 1 to 16,777,216, got \"600\""),

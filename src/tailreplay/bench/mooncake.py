@@ -52,7 +52,7 @@ def _read(path: Path) -> Iterator[Request]:
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidRequestError(f"{where} is not JSON.") from None
     if not isinstance(record, dict):
         raise InvalidRequestError(f"{where} should be a JSON object with {', '.join(FIELDS)}.")
