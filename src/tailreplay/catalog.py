@@ -189,8 +189,9 @@ class Catalog:
         return Admission(page, fill=page)
 
     def add_hidden(self, fill: Page) -> None:
-        """Let an admitted page have room for its hiddens after all, if there is any."""
+        """Let an admitted page have room for its hiddens after all, if there is any: somebody is about to read them."""
         assert not fill.ready
+        fill.hidden_read = True
         self._give_hidden(fill, True)
 
     def commit(self, fill: Page) -> None:

@@ -9,6 +9,8 @@ from typing import Protocol
 from tailreplay.page import Page
 from tailreplay.quotas import Shares
 
+_FEW = 128  # entries that are not worth tidying up; each that is out of date may keep a page from being freed
+
 
 class Policy(Protocol):
     """Ranks pages for eviction.
@@ -73,7 +75,7 @@ class Victims:
         name = page.tenant if page.tenant in self._named else None
         heap = self._heaps.setdefault(name, [])
         heapq.heappush(heap, (self._rank(page), page.order, page))
-        if len(heap) > self._floors.get(name, 1024):
+        if len(heap) > self._floors.get(name, _FEW):
             self._compact(name)
 
     def pop(self, tenant: bytes | None = None, own: bool = False) -> Page | None:
@@ -118,4 +120,4 @@ class Victims:
         current = {entry[:2]: entry for entry in self._heaps[name] if self._is_current(entry)}
         self._heaps[name] = list(current.values())
         heapq.heapify(self._heaps[name])
-        self._floors[name] = max(1024, 2 * len(current))
+        self._floors[name] = max(_FEW, 2 * len(current))

@@ -11,7 +11,7 @@ from tailreplay.page import Page
 
 # Of a 4B hybrid model: a token's operations without attention to those of one (query, key) pair.
 PER_TOKEN, PER_PAIR = 7.2e9, 1.3e5
-ALPHA = 0.5
+ALPHA = 1.0
 
 
 class FlopAware:

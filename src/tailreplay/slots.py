@@ -18,6 +18,7 @@ def divide(limit: int, kv_bytes: int, hidden_bytes: int, hidden_share: float) ->
     pages = int(limit // (kv_bytes + hidden_share * hidden_bytes))
     if not hidden_bytes:
         return pages, pages
+    pages = min(pages, (limit - hidden_bytes) // kv_bytes)  # without any hiddens there would be no hits
     return pages, min(pages, (limit - pages * kv_bytes) // hidden_bytes)
 
 

@@ -187,31 +187,25 @@ def render(report: Report) -> str:
     sizes = list(dict.fromkeys(row.size for row in report.rows))
     names = list(dict.fromkeys(row.policy for row in report.rows))
     rows = {(row.policy, row.size): row for row in report.rows}
-    bounds = {(bound.slots, bound.size): bound for bound in report.bounds}
-
-    def limits(name: str) -> list[str]:
-        found = (bounds[rows[name, size].slots, size] for size in sizes)
-        return [f"{bound.hit_share:.1%}" for bound in found]
-
+    bounds = {(bound.slots, bound.size): f"{bound.hit_share:.1%}" for bound in report.bounds}
+    roomier = [name for name in names if rows[name, sizes[0]].slots > rows[names[-1], sizes[0]].slots]
+    heads = [f"{size:.0%}" for size in sizes]
     lines = [
         f"**{report.trace}**: {report.requests:,} requests, {report.prompt_tokens:,} prompt tokens, "
         f"{report.unique_bytes / 2**30:.1f} GiB to store; without a limit {_cell(report.infinite)}",
         "",
         *_table(
-            ["policy", *(f"{size:.0%}" for size in sizes)],
+            ["policy", *heads],
             [[name, *(_cell(rows[name, size]) for size in sizes)] for name in names]
-            + [["at most, any policy", *limits(names[-1])]]
             + [
-                [f"at most, {name}", *limits(name)]
-                for name in names
-                if rows[name, sizes[0]].hidden_slots < rows[name, sizes[0]].slots
+                [f"at most, {text}", *(bounds[rows[name, size].slots, size] for size in sizes)]
+                for text, name in [("as many pages", names[-1]), *((name, name) for name in roomier)]
             ],
         ),
     ]
     stripped = [name for name in names if any(rows[name, size].stripped for size in sizes)]
     if stripped:
         cells = [[name, *(_losses(rows[name, size]) for size in sizes)] for name in stripped]
-        heads = [f"{size:.0%}" for size in sizes]
         lines += ["", *_table(["short tails / shorter hits / misses for want of hiddens", *heads], cells)]
     return "\n".join(lines)
 

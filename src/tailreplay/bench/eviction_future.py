@@ -94,7 +94,7 @@ class _Reader:
 class Clairvoyant:
     """Evicts the page whose next use is farthest away; of those that are never used again, the least recently used.
 
-    A strong reference, not a bound. The tree does not hold it back, since whoever uses a page uses those before it, earlier.
+    A strong reference, not a bound. The tree does not hold it back, since whoever uses a page uses those before it first.
     But every page is stored, used again or not, and what two prompts share inside a page is not counted as a use.
     """
 

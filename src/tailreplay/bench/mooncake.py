@@ -52,7 +52,7 @@ def _read(path: Path) -> Iterator[Request]:
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidRequestError(f"{where} is not JSON.") from None
     if not isinstance(record, dict):
         raise InvalidRequestError(f"{where} should be a JSON object with {', '.join(FIELDS)}.")
@@ -79,7 +79,8 @@ def _check(record: dict[str, Any], where: str) -> None:
     wanted = -(-record["input_length"] // BLOCK)
     if len(blocks) != wanted:
         raise InvalidRequestError(
-            f"{where}: {record['input_length']} tokens have {wanted} blocks of {BLOCK}, but there are {len(blocks)} hash_ids."
+            f"{where}: {record['input_length']} tokens are {wanted} blocks of {BLOCK}, "
+            f"but there are {len(blocks)} hash_ids."
         )
 
 
