@@ -259,10 +259,13 @@ def test_damage_is_a_miss_and_the_page_is_dropped(
     assert stats.moved.get("damaged", 0) + stats.moved["passed_over"] > 0
     # Where only hiddens are damaged, keys and values before the tail have come.
     assert (stats.pages, stats.pinned) == (part == HIDDEN, 0)
-    # Stored anew, all is well.
-    store(second, PROMPT)
-    assert second.flush()
-    assert matched(make_cache(tier), PROMPT) == len(PROMPT) - 1
+    # Stored anew, all is well; a page that is met only now is dropped now.
+    for _ in range(2):
+        store(second, PROMPT)
+        assert second.flush()
+        second = make_cache(tier)
+        assert matched(second, PROMPT) >= 5 * PAGE
+    assert matched(second, PROMPT) == len(PROMPT) - 1
 
 
 def test_swapped_pages_are_not_taken_for_one_another(tier: MemoryTier) -> None:
