@@ -27,6 +27,7 @@ def report_of(plan: ReplayPlan, present: int) -> dict[str, Any]:
         "provenance": str(plan.provenance),
         "miss_reason": plan.miss_reason,
         "stop": plan.stop,
+        "short_tail": plan.short_tail,
         "source": "engine" if plan.matched and plan.matched == present else "tailreplay",
     }
 
@@ -59,6 +60,7 @@ class Tally:
     def take(self, catalog: Catalog, limit: int) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now; empty if nothing happened."""
         self.counts[f"evicted:{TIER}"] = catalog.evictions
+        self.counts[f"stripped:{TIER}"] = catalog.stripped
         new = dict(self.counts - self._taken)
         self._taken = Counter(self.counts)
         sizes = {
