@@ -20,6 +20,7 @@ from tailreplay.quotas import Quotas
 from tailreplay.room import Room
 from tailreplay.sizes import format_bytes
 from tailreplay.slots import divide
+from tailreplay.stand_ins import StandIns
 
 
 class Catalog:
@@ -90,8 +91,7 @@ class Catalog:
         self._tick = 0
         self._pinned = 0
         self._order = 0
-        # Stand-ins with better bytes for a page that is there already -> that page.
-        self._replacing: dict[Page, Page] = {}
+        self._stand_ins = StandIns(self._room)
 
     # ---- matching
 
@@ -179,7 +179,7 @@ class Catalog:
         if slot is None:
             return Admission(None, reason="full")
         page = Page(key, ids, parent, slot, provenance, self._next_order())
-        self._give_hidden(page, hidden)
+        self._room.give_hidden(page, hidden)
         page.pins = 1
         self._pinned += 1
         self._pages[key] = page
@@ -192,7 +192,7 @@ class Catalog:
         """Let an admitted page have room for its hiddens after all, if there is any: somebody is about to read them."""
         assert not fill.ready
         fill.hidden_read = True
-        self._give_hidden(fill, True)
+        self._room.give_hidden(fill, True)
 
     def commit(self, fill: Page) -> None:
         """Let an admitted page be matched; its bytes are complete. It keeps its pin. Earlier pages of a run first."""
@@ -200,9 +200,9 @@ class Catalog:
         parent = fill.parent
         assert parent is not None
         assert parent.ready or parent.damaged, "commit the parent first"
-        page = self._replacing.pop(fill, None)
+        page = self._stand_ins.pop(fill)
         if page is not None:
-            self._replace(page, fill)
+            self._stand_ins.take_over(page, fill, self._tick)
         else:
             page = fill
             self._tick += 1
@@ -218,7 +218,7 @@ class Catalog:
     def abort(self, fill: Page) -> None:
         """Give an admitted page's slot back, and its pin; it was never matched. Later pages of a run first."""
         assert not fill.ready
-        present = self._replacing.pop(fill, None)
+        present = self._stand_ins.pop(fill)
         if present is not None:
             self._room.leave(fill)
             self.unpin((present,))
@@ -304,13 +304,6 @@ class Catalog:
         else:
             self._room.free_to_go(page)
 
-    def _give_hidden(self, page: Page, hidden: bool) -> None:
-        """Let `page` have a slot for hiddens, or none if there are none."""
-        if not hidden:
-            self._room.strip(page)
-        elif not page.has_hidden:
-            page.hidden_slot = self._room.take_hidden(page.tenant)
-
     def _remove(self, page: Page) -> None:
         assert page.is_evictable
         assert page.parent is not None
@@ -329,56 +322,13 @@ class Catalog:
         assert present.ids == ids, "blake3 collision"
         if present.damaged and not present.pins:
             present.provenance, present.pins = provenance, 1
-            self._give_hidden(present, hidden)
+            self._room.give_hidden(present, hidden)
             self._pinned += 1
             return Admission(present, fill=present)
         if not present.ready:
             return Admission(None, reason="busy")
         self.pin((present,))
-        # Somebody may be reading a page that is pinned twice: a better copy waits for a later request.
-        if present.pins > 1:
-            return Admission(present)
-        if provenance < present.provenance:
-            slot = self._room.take(present.tenant)
-            if slot is not None:
-                return self._stand_in(present, provenance, slot, hidden)
-        elif hidden and not present.has_hidden:
-            return self._stand_in(present, provenance, -1, hidden)
-        return Admission(present)
-
-    def _stand_in(self, present: Page, provenance: Provenance, slot: int, hidden: bool) -> Admission:
-        """Return an admission whose fill takes the place of the bytes of `present`, or adds hiddens to them."""
-        fill = Page(present.key, present.ids, present.parent, slot, provenance, present.order)
-        self._give_hidden(fill, hidden)
-        if slot < 0 and not fill.has_hidden:
-            return Admission(present)
-        self._replacing[fill] = present
-        return Admission(present, fill=fill)
-
-    def _replace(self, present: Page, fill: Page) -> None:
-        """Swap the bytes of a resident page for better ones of the same tokens, unless somebody reads it."""
-        adds = fill.slot < 0
-        if adds:
-            # Nobody reads hiddens that are not there, whoever has pinned the page.
-            useful = present.ready and not present.has_hidden
-        else:
-            useful = present.pins == 1 and fill.provenance < present.provenance
-        if not useful:
-            self._room.leave(fill)
-            return
-        assert present.parent is not None
-        if present.ready:
-            present.parent.siblings(present.provenance.is_exact).discard(present)
-        if adds:
-            present.provenance = max(present.provenance, fill.provenance)
-        else:
-            self._room.leave(present)
-            present.slot, present.provenance = fill.slot, fill.provenance
-        present.hidden_slot = fill.hidden_slot
-        present.hidden_used = self._tick
-        present.hidden_read = present.hidden_read or adds
-        present.ready, present.damaged = True, False
-        present.parent.siblings(present.provenance.is_exact).add(present)
+        return Admission(present, fill=self._stand_ins.offer(present, provenance, hidden))
 
 
 def check_page_size(page_size: int) -> None:

@@ -103,6 +103,13 @@ class Room:
         self._hidden_shares.add(tenant, 1)
         return slot
 
+    def give_hidden(self, page: Page, wanted: bool) -> None:
+        """Let `page` have a slot for hiddens if there is one to be had, or none if it is not wanted."""
+        if not wanted:
+            self.strip(page)
+        elif not page.has_hidden:
+            page.hidden_slot = self.take_hidden(page.tenant)
+
     def leave(self, page: Page) -> None:
         """Give back the slots of `page`, which has none from now on."""
         if page.slot >= 0:

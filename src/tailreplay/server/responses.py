@@ -139,6 +139,7 @@ def _report(result: GenerationResult) -> dict[str, Any]:
         "provenance": reuse.provenance,
         "miss_reason": reuse.miss_reason,
         "stop": reuse.stop,
+        "short_tail": reuse.short_tail,
         "timings_ms": {name: _milliseconds(seconds) for name, seconds in result.timings.to_dict().items()},
     }
 

@@ -31,7 +31,9 @@ class ReuseReport:
     miss_reason : str
         Why nothing was reused; "" on a hit.
     stop : str
-        Why the match went no further: "end", "unseen", "diverged" or "approximate".
+        Why the match went no further: "end", "unseen", "diverged", "approximate" or "no_hiddens".
+    short_tail : bool
+        Whether fewer tokens were replayed than asked for, since the hiddens of the others are gone.
     """
 
     prompt_tokens: int
@@ -45,6 +47,7 @@ class ReuseReport:
     miss_reason: str
     stop: str
     shared: int = 0
+    short_tail: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -68,6 +71,7 @@ def report_of(plan: ReplayPlan) -> ReuseReport:
         depth=plan.provenance.depth,
         miss_reason=plan.miss_reason,
         stop=plan.stop,
+        short_tail=plan.short_tail,
     )
 
 
