@@ -12,20 +12,20 @@ from typing import Any
 from tailreplay.codecs import codec_of
 from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry
+from tailreplay.engines.vllm.lookup import Lookup
 from tailreplay.engines.vllm.lower import LowerSide
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
-from tailreplay.engines.vllm.namespaces import meets_images, namespace_of
+from tailreplay.engines.vllm.namespaces import namespace_of
 from tailreplay.engines.vllm.options import Options
 from tailreplay.engines.vllm.pacing import Pacer
 from tailreplay.engines.vllm.reports import Tally, report_of
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked, load_of
-from tailreplay.engines.vllm.waiting import still_waits, writer_of
 from tailreplay.events import PageEvents
 from tailreplay.keys import token_bytes
 from tailreplay.page import Page
-from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
+from tailreplay.plan import ReplayPlan, without_reuse
 from tailreplay.tiers.base import Tier
 
 log = logging.getLogger("vllm.tailreplay")
@@ -56,7 +56,6 @@ class SchedulerSide:
         self._geometry = geometry
         self._model = model
         self._page_size = geometry.page_size
-        self._topology = geometry.whole
         self.limit_bytes = settings.host_bytes
         self.catalog = settings.storage.catalog(
             self._page_size, settings.host_bytes, *geometry.page_bytes(settings.host_codec), events
@@ -73,7 +72,8 @@ class SchedulerSide:
         self.counts = self.tally.counts
         self._asked = Options(settings, self.counts)
         self._pacer = Pacer(settings.decode_slowdown, settings.max_replay_tokens_per_step)
-        self._lower = LowerSide(self.catalog, self._topology, geometry.ranks, tiers, self.counts) if tiers else None
+        self._lower = LowerSide(self.catalog, geometry.whole, geometry.ranks, tiers, self.counts) if tiers else None
+        self._lookup = Lookup(self.catalog, settings, geometry, self._lower)
         lossy = codec_of(settings.host_codec).lossy
         self._writer = PageWriter(
             self.catalog, geometry.block_size, settings.min_match, self.counts, self._lower, lossy
@@ -83,44 +83,23 @@ class SchedulerSide:
 
     def arrived(self, request: Any) -> None:
         """Begin to bring up what lower tiers hold of a request's prompt, while earlier requests are still running."""
-        if self._lower is not None:
-            tracked = self._track(request)
-            exact = tracked.options.reuse.mode == "exact"
-            limit = request.num_tokens - 1
-            found = self.catalog.match(tracked.expected, tracked.namespace, limit=limit, exact_only=exact)
-            self._lower.begin(tracked, tracked.expected, found)
+        self._lookup.begin(self._track(request))
 
     def match(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """Return how many tokens past `computed` can be loaded, and that loads are asynchronous.
 
-        None asks vLLM to come back in the next step: another request is just computing this one's prefix.
+        None asks vLLM to come back in the next step: more of the prefix is on its way.
         """
         tracked = self._track(request)
         tracked.first_asked = tracked.first_asked or time.monotonic()
         self._release_plan(tracked)
         if tracked.load_failed:
             return 0, False  # what failed once would fail again: computed this time
-        if still_waits(tracked, self._settings.prefix_wait):
+        plan = self._lookup.plan(tracked, computed, [*self._requests.values(), *self._landing.values()])
+        if plan is None:
             return None, False
-        # Asked in every step while it waits: a prompt is encoded once. After a preemption there are more tokens than it.
-        is_prompt = request.num_tokens == request.num_prompt_tokens
-        ids = tracked.expected if is_prompt else token_bytes(list(request.all_token_ids))
-        reuse = tracked.options.reuse
-        found = self.catalog.match(
-            ids, tracked.namespace, limit=request.num_tokens - 1, exact_only=reuse.mode == "exact"
-        )
-        if self._should_wait(tracked, ids, found.tokens):
-            return None, False
-        if self._lower is not None and reuse.mode != "off" and self._lower.waits(tracked, ids, found):
-            return None, False
-        plan = make_plan(found, request.num_tokens, reuse, self._topology, min_match=self._settings.min_match)
-        if meets_images(request, plan, self._topology):
-            plan = without_reuse(plan, "image_in_tail")
         tracked.report = None
         tracked.present = computed
-        if computed and plan.matched - computed <= plan.replayed:
-            # vLLM's own exact state lies so near that computing the rest costs no more than replaying.
-            plan = with_engines_own(plan, computed, self._page_size)
         self._set_plan(tracked, plan)
         extra = plan.matched - computed
         return (extra, self._settings.async_loads) if extra > 0 else (0, False)
@@ -306,15 +285,6 @@ class SchedulerSide:
     def _model_now(self) -> str:
         """The model as it is since the last `reset`: its weights may have changed there."""
         return self._model + self._epoch
-
-    def _should_wait(self, tracked: Tracked, ids: bytes, matched: int) -> bool:
-        """Whether another request is just computing much more of this one's prefix than is matched yet."""
-        if tracked.options.reuse.mode == "off" or time.monotonic() - tracked.first_asked > self._settings.prefix_wait:
-            return False
-        others = [*self._requests.values(), *self._landing.values()]
-        other = writer_of(tracked, others, ids, matched, self._settings.min_match)
-        tracked.waits_for = None if other is None else (other, other.stored, other.puts)
-        return other is not None
 
     def _drop(self, request: str) -> None:
         """Forget what was computed for a preempted request; what is stored stays."""
