@@ -17,6 +17,7 @@ _HOMES = {
     "Zero": "tailreplay.budget",
     "Reuse": "tailreplay.modes",
     "Provenance": "tailreplay.provenance",
+    "Storage": "tailreplay.storage",
     "Topology": "tailreplay.topology",
     "TailReplayError": "tailreplay.errors",
     "InvalidRequestError": "tailreplay.errors",
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tailreplay.keys import Namespace
     from tailreplay.modes import Reuse
     from tailreplay.provenance import Provenance
+    from tailreplay.storage import Storage
     from tailreplay.topology import Topology
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "Provenance",
     "Ratio",
     "Reuse",
+    "Storage",
     "TailReplayError",
     "Topology",
     "UnsupportedModelError",
