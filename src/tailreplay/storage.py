@@ -106,7 +106,7 @@ class Storage:
         opened: list[Tier] = []
         try:
             for tier in self.tiers:
-                plain = open_tier(tier, guarded=False) if isinstance(tier, str) else tier
+                plain = open_tier(tier, deadline=self.deadline) if isinstance(tier, str) else tier
                 opened.append(plain if isinstance(plain, Guarded) else Guarded(plain, self.deadline))
         except BaseException:
             for each in opened:

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tailreplay.errors import CacheConfigError
+from tailreplay.keys import tenant_of
 from tailreplay.tiers.factory import open_tier
 from tailreplay.tiers.guard import Guarded
 from tailreplay.tiers.mooncake import MooncakeTier
@@ -21,7 +22,7 @@ from tests.tiers.remote_pages import name, page
 def disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in for the tier on disk: remember what it was opened with."""
     module = ModuleType("tailreplay.tiers.disk")
-    module.DiskTier = lambda folder, limit: SimpleNamespace(opened=(folder, limit))  # type: ignore[attr-defined]
+    module.DiskTier = lambda folder, limit, *shares: SimpleNamespace(opened=(folder, limit))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tailreplay.tiers.disk", module)
 
 
@@ -84,7 +85,7 @@ def test_mooncake_urls() -> None:
     [
         ("s3://bucket", r"'s3' is no storage: name a folder, or a URL .* disk:, mooncake:, redis:, .* and valkeys:\.$"),
         ("", "is no storage"),
-        ("disk:/x?size=1GiB", r"'size' is no option of disk: it has limit\.$"),
+        ("disk:/x?size=1GiB", r"'size' is no option of disk: it has limit, reserve and tenant_limit\.$"),
         ("disk:/x?limit=lots", "not a size"),
         ("/x?limit=1GiB&limit=2GiB", "must have one value"),
         ("redis:host", "looks like redis://HOST:PORT"),
@@ -128,3 +129,19 @@ def test_disk_alone_is_the_default_folder(spec: str, tmp_path: Path, monkeypatch
     tier = open_tier(spec)
     assert (tmp_path / "tailreplay").stat().st_mode & 0o777 == 0o700
     tier.close()
+
+
+def test_a_disk_has_shares_of_tenants(tmp_path: Path) -> None:
+    spec = f"disk:{tmp_path / 'cache'}?limit=64MiB&reserve=alice=2MiB,bob=1MiB&tenant_limit=carol=4MiB"
+    tier = open_tier(spec)
+    assert tier._quotas.reserved == {tenant_of("alice"): 2 << 20, tenant_of("bob"): 1 << 20}  # type: ignore[attr-defined]
+    assert tier._quotas.limits == {tenant_of("carol"): 4 << 20}  # type: ignore[attr-defined]
+    tier.close()
+    for wrong in ("alice", "=2MiB", "alice=2MiB,alice=3MiB"):
+        with pytest.raises(CacheConfigError, match="reserve of disk is SALT=SIZE"):
+            open_tier(f"disk:{tmp_path / 'cache'}?reserve={wrong}")
+
+
+def test_an_addresses_own_deadline_wins() -> None:
+    assert open_tier("redis://host?deadline=3", deadline=1.0)._deadline == 3.0  # type: ignore[attr-defined]
+    assert open_tier("redis://host", deadline=1.0)._deadline == 1.0  # type: ignore[attr-defined]

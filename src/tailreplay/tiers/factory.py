@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from tailreplay.errors import CacheConfigError
+from tailreplay.quotas import parse_shares
 from tailreplay.sizes import parse_bytes
 from tailreplay.tiers.base import Tier
 from tailreplay.tiers.guard import Guarded
@@ -25,13 +26,13 @@ _REDIS_OWN = (
     "ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile",
 )  # fmt: skip
 OPTIONS = {
-    "disk": ("limit",),
+    "disk": ("limit", "reserve", "tenant_limit"),
     "mooncake": (*_REMOTE, "lend", "buffer", "protocol", "device", "host"),
     **dict.fromkeys(REDIS, (*_REMOTE, "ttl", *_REDIS_OWN)),
 }
 
 
-def open_tier(spec: str, guarded: bool = True) -> Tier:
+def open_tier(spec: str, guarded: bool = True, deadline: float = DEADLINE) -> Tier:
     """Open the tier that `spec` names.
 
     Parameters
@@ -40,7 +41,9 @@ def open_tier(spec: str, guarded: bool = True) -> Tier:
         A folder, ``disk`` for ``~/.cache/tailreplay``, ``disk:FOLDER?limit=20GiB``, ``redis://HOST:6379/0``, ``valkey://HOST``,
         ``mooncake://HOST:50051?lend=1GiB&protocol=tcp``. `OPTIONS` has the options of each.
     guarded : bool
-        Put `Guarded` around a tier on a server, with the option ``deadline`` in seconds (0.2).
+        Put `Guarded` around a tier on a server.
+    deadline : float
+        Seconds for `Guarded`, where `spec` has no option ``deadline``.
 
     Raises
     ------
@@ -50,7 +53,7 @@ def open_tier(spec: str, guarded: bool = True) -> Tier:
     scheme, options = _parse(spec)
     if scheme == "disk":
         return _disk(spec, options)
-    deadline = _seconds(options.pop("deadline", str(DEADLINE)), "deadline")
+    deadline = _seconds(options.pop("deadline", str(deadline)), "deadline")
     tier = _mooncake(spec, options) if scheme == "mooncake" else _redis(spec, options)
     return Guarded(tier, deadline=deadline) if guarded else tier
 
@@ -89,8 +92,22 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
 def _disk(spec: str, options: dict[str, str]) -> Tier:
     folder, limit = _folder(spec), parse_bytes(options.get("limit", DISK_LIMIT))
     # Loaded here: the package it needs is no dependency of the others.
-    made: Tier = import_module("tailreplay.tiers.disk").DiskTier(folder, limit)
+    shares = {name: _shares(name, options[name]) for name in ("reserve", "tenant_limit") if name in options}
+    made: Tier = import_module("tailreplay.tiers.disk").DiskTier(
+        folder, limit, shares.get("reserve"), shares.get("tenant_limit")
+    )
     return made
+
+
+def _shares(name: str, text: str) -> dict[bytes, int]:
+    """Return tenant -> bytes for ``SALT=SIZE,SALT=SIZE``."""
+    shares: dict[str, int | str] = {}
+    for each in text.split(","):
+        salt, equals, size = each.rpartition("=")
+        if not equals or not salt or salt in shares:
+            raise CacheConfigError(f"The option {name} of disk is SALT=SIZE,SALT=SIZE, got {_quoted(each)}.")
+        shares[salt] = size
+    return parse_shares(shares)
 
 
 def _folder(spec: str) -> Path:
