@@ -83,11 +83,11 @@ def test_pages_of_64_tokens_come_back_in_other_blocks(kind: str, present: int, m
     for page, start in enumerate(range(0, total, 64)):
         count = min(64, total - start)
         blocks = tuple(source[start // BLOCK : -(-(start + count) // BLOCK)])
-        store.put(Put(0, "r", slots[page], blocks, start, count), [hiddens[start : start + count]])
+        store.put(Put(0, "r", slots[page], blocks, start, count, page), [hiddens[start : start + count]])
     target = [4, 0, 11]
     pages = tuple(slots[: -(-matched // 64)])
     blocks = tuple(target[: -(-matched // BLOCK)])
-    load = Load("r", pages, blocks, present, matched, min(matched, 40), (), {})
+    load = Load("r", pages, tuple(range(len(pages))), blocks, present, matched, min(matched, 40), (), {})
     assert store.damaged(load) == set()
     live = store_cache(store)
     before = by_token(live).clone()
@@ -112,9 +112,9 @@ def test_opaque_blocks_go_whole() -> None:
     tensor = cache("16-token kernel blocks")
     store = PageStore(Settings(host_bytes=1 << 20), geometry(BLOCK), TensorRanks(), {"attention": tensor}, BLOCKS)
     before = tensor.view(BLOCKS, -1).clone()
-    store.put(Put(0, "r", 1, (3,), 0, BLOCK), [torch.zeros(BLOCK, D_MODEL)])
-    store.put(Put(1, "r", 0, (5,), BLOCK, 20), [torch.zeros(20, D_MODEL)])
-    store.fill(Load("r", (1, 0), (8, 9), 0, BLOCK + 10, 5, (), {}))
+    store.put(Put(0, "r", 1, (3,), 0, BLOCK, 0), [torch.zeros(BLOCK, D_MODEL)])
+    store.put(Put(1, "r", 0, (5,), BLOCK, 20, -1), [torch.zeros(20, D_MODEL)])
+    store.fill(Load("r", (1, 0), (0, -1), (8, 9), 0, BLOCK + 10, 5, (), {}))
     after = tensor.view(BLOCKS, -1)
     assert torch.equal(after[[8, 9]], before[[3, 5]])
     assert OpaqueBlocks("kv", tensor, BLOCKS, BLOCK).part.shape == (HEADS * CONTENT,)
@@ -128,8 +128,8 @@ def test_ranks_store_shares_and_gather_them() -> None:
         store = PageStore(
             Settings(host_bytes=1 << 20), geometry(BLOCK, ranks=2), ranks, {"attention": cache("")}, BLOCKS
         )
-        store.put(Put(0, "r", 0, (3,), 0, BLOCK), [ranks.share(hiddens)])
-        shares += store.hidden_shares(Load("r", (0,), (1,), 0, 100, 100, (), {}), 10, 90)
+        store.put(Put(0, "r", 0, (3,), 0, BLOCK, 1), [ranks.share(hiddens)])
+        shares += store.hidden_shares(Load("r", (0,), (1,), (1,), 0, 100, 100, (), {}), 10, 90)
     assert [share.shape for share in shares] == [(80, D_MODEL // 2)] * 2
     assert torch.equal(torch.cat(shares, dim=-1), hiddens[10:90])
 
@@ -138,20 +138,27 @@ def test_ranks_store_shares_and_gather_them() -> None:
 def test_damage_is_found_where_it_matters(part: str) -> None:
     store = PageStore(Settings(host_bytes=1 << 20), geometry(64), TensorRanks(), {"attention": cache("")}, BLOCKS)
     for page in range(4):
-        store.put(Put(0, "r", page, (2,), page * 64, 64), [torch.randn(64, D_MODEL)])
+        store.put(Put(0, "r", page, (2,), page * 64, 64, 3 - page), [torch.randn(64, D_MODEL)])
     (layer,), (hidden,) = store._layers, store._hidden
-    load = Load("r", (0, 1, 2, 3), (1,), 0, 250, 100, (), {})
+    load = Load("r", (0, 1, 2, 3), (3, 2, 1, 0), (1,), 0, 250, 100, (), {})
     broken = {
-        "keys and values": (layer.part, 1),
-        "hidden of the tail": (hidden, 3),
-        "hidden before the tail": (hidden, 1),
+        "keys and values": (layer.part, 1, 1),
+        "hidden of the tail": (hidden, 0, 3),
+        "hidden before the tail": (hidden, 2, 1),
     }
-    where, slot = broken[part]
+    where, slot, page = broken[part]
     store.arena.write(where, [slot], torch.ones(1, *where.shape))
     # Hiddens before the tail are not used, so they may be what they like.
-    assert store.damaged(load) == (set() if part == "hidden before the tail" else {slot})
+    assert store.damaged(load) == (set() if part == "hidden before the tail" else {page})
 
 
 def test_a_cache_of_unknown_shape_is_refused() -> None:
     with pytest.raises(CacheConfigError, match="does not know the shape"):
         TokenBlocks("kv", torch.zeros(2, BLOCKS, BLOCK, HEADS, CONTENT), BLOCKS, BLOCK)
+
+
+def test_hiddens_that_are_gone_are_never_read() -> None:
+    store = PageStore(Settings(host_bytes=1 << 20), geometry(64), TensorRanks(), {"attention": cache("")}, BLOCKS)
+    load = Load("r", (0, 1), (-1, 0), (1,), 0, 128, 64, (), {})
+    with pytest.raises(LookupError, match="not all in host memory"):
+        store.hidden(load, 0, 60, 128)
