@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tailreplay import writing
+from tailreplay.cache_stats import CacheStats
 from tailreplay.catalog import Catalog, check_page_size
 from tailreplay.chain import Chain
 from tailreplay.costs import CostModel
@@ -35,34 +35,6 @@ _RELEASED = "This plan was released (or made by another cache): its pages may be
 # A second time if less came than was found: then other hiddens are needed.
 _LOOKS_BELOW = 2
 _UNBOUND = "The cache has no page layout yet: attach a model first (HybridLM does) or call bind()."
-
-
-@dataclass(frozen=True)
-class CacheStats:
-    """A snapshot of the cache. Bytes and pages now; the rest since the start.
-
-    Attributes
-    ----------
-    stripped : int
-        Pages whose hiddens made room for others'.
-    damaged : int
-        Pages in host memory whose bytes were not what was stored.
-    tokens_limit : int
-        Tokens that fit into host memory.
-    moved : dict
-        What went to and came from the tiers below (see `tailreplay.tiers.mover.Mover.counts`).
-    """
-
-    pages: int
-    pinned: int
-    bytes_used: int
-    bytes_limit: int
-    evictions: int
-    refused: dict[str, int] = field(default_factory=dict)
-    stripped: int = 0
-    damaged: int = 0
-    tokens_limit: int = 0
-    moved: dict[str, int] = field(default_factory=dict)
 
 
 class PrefixCache:

@@ -28,6 +28,10 @@ class Scripted:
         self._cancelled = cancelled
         self._error = error
         self.result: GenerationResult | None = None
+        self.prefetched = threading.Event()
+
+    def prefetch(self) -> None:
+        self.prefetched.set()
 
     def __iter__(self) -> Iterator[str]:
         self.begun.set()
@@ -104,6 +108,18 @@ def test_first_in_first_out(start: Callable[[int], Worker]) -> None:
     for sent, after in zip(jobs, [*jobs[1:], None], strict=True):
         assert sent.scripts[0].begun.wait(60)
         assert after is None or not after.scripts[0].begun.is_set()
+        sent.let_go()
+        assert sent.outcome() == "completed"
+
+
+def test_what_waits_is_prefetched_and_what_runs_at_once_is_not(start: Callable[[int], Worker]) -> None:
+    worker, first, second = start(1), Sent(), Sent(count=2)
+    worker.submit(first.job)
+    assert first.scripts[0].begun.wait(60)
+    worker.submit(second.job)
+    assert all(script.prefetched.wait(60) for script in second.scripts)
+    assert not first.scripts[0].prefetched.is_set()
+    for sent in (first, second):
         sent.let_go()
         assert sent.outcome() == "completed"
 

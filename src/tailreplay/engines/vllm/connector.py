@@ -76,6 +76,9 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduling.finished(request, block_ids)
 
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.has_orders
+
     def take_events(self) -> Iterable[compat.KVCacheEvent]:
         return compat.kv_events(self._events.take()) if self._events is not None and len(self._events) else ()
 

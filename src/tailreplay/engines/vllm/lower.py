@@ -128,6 +128,11 @@ class LowerSide:
         """Have a page that can be matched written, some time later, if it is still there then."""
         self._waiting.append((page, namespace))
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether something waits for the next step."""
+        return bool(self._fetches or self._spills or self._waiting)
+
     def take_orders(self) -> tuple[list[Fetch], list[Spill]]:
         """Return the orders since the last call."""
         while self._waiting and self._has_room:

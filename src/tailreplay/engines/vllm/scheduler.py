@@ -251,6 +251,11 @@ class SchedulerSide:
         tracked = self._requests[request]
         return list(tracked.request.all_token_ids), tracked.plan.pages if tracked.plan is not None else ()
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether workers have something to do though no request runs: the last pages are to be written."""
+        return self._lower is not None and self._lower.has_orders
+
     def close(self) -> None:
         """Let go of the tiers below."""
         if self._lower is not None:
