@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailreplay.cache import CacheStats
+from tailreplay.cache_stats import CacheStats
 from tailreplay.metrics import Metrics
 
 
