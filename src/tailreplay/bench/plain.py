@@ -13,7 +13,7 @@ from pathlib import Path
 _PIECE = 1 << 20
 
 
-def medians(calls: Mapping[str, Callable[[], object]], repeats: int, before: Callable[[], object]) -> dict[str, float]:
+def medians(calls: Mapping[str, Callable[[], object]], repeats: int, before: Callable[[], None]) -> dict[str, float]:
     """Return each call's median seconds after one turn of warm-up.
 
     The calls take turns, so that all of them meet the same load. `before` is called before each, and is not measured.
@@ -50,13 +50,15 @@ class PlainFile:
                 at += count
 
 
-def forget(path: Path) -> bool:
-    """Ask the system to drop a file from its page cache; whether it was asked. What is mapped stays there."""
-    if not hasattr(os, "posix_fadvise"):
-        return False
+def can_forget() -> bool:
+    """Whether `forget` does anything here."""
+    return hasattr(os, "posix_fadvise")
+
+
+def forget(path: Path) -> None:
+    """Ask the system to drop a file from its page cache. What is mapped, or not written yet, stays there."""
     with path.open("rb") as stream:
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return True
 
 
 class PlainSocket:

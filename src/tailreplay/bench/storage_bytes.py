@@ -28,12 +28,7 @@ def byte_rows(shapes: Sequence[str], page_size: int = 64) -> list[dict[str, Any]
     where host memory keeps the hiddens of a quarter of the pages. ``header`` and ``padding`` are bytes a page in a tier,
     and ``stored`` is the ratio with them.
     """
-    return [
-        _row(name, hidden, kv, page_size)
-        for name in shapes
-        for kv in CODECS
-        for hidden in CODECS
-    ]
+    return [_row(name, hidden, kv, page_size) for name in shapes for kv in CODECS for hidden in CODECS]
 
 
 def _row(name: str, hidden: str, kv: str, page_size: int) -> dict[str, Any]:
