@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     _check(arguments)
     codecs = [codec_of(name) for name in CODECS]
-    with _one_thread():
+    with one_thread():
         speed = [
             row
             for width in arguments.widths
@@ -164,7 +164,7 @@ def _medians(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Let torch compute on one thread meanwhile."""
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from tailreplay.codecs import codec_of
 from tailreplay.errors import CacheConfigError
 from tailreplay.pages import PageLayout, PartSpec
 from tailreplay.sizes import format_bytes
+
+_SMALL = 1 << 20  # bytes; larger copies may be worth several threads
 
 
 class HostArena:
@@ -104,9 +107,13 @@ class HostArena:
         out : torch.Tensor
             Shape ``(stop - start, *part.shape)``. On a CUDA device the copies are asynchronous on the current stream.
         """
+        plain = _bytes(out) if part.codec == "none" and out.is_cpu and out.is_contiguous() else None
         for at, origin, count in self._runs(slots, start, stop):
             rows = self._regions[part.name][origin : origin + count]
-            if part.codec == "none":
+            if plain is not None and rows.numel() < _SMALL:
+                # Pages that lie apart are many small copies: torch takes longer to begin one than to make it.
+                plain[at : at + count] = rows.numpy()
+            elif part.codec == "none":
                 out[at : at + count].copy_(rows.view(part.dtype).view(count, *part.shape), non_blocking=True)
             else:
                 # Coded bytes are fewer: they travel, and are decoded where they are needed.
@@ -152,6 +159,11 @@ class HostArena:
             end = min(stop, (page + 1) * size)
             yield at - start, slots[first] * size + at % size, end - at
             at = end
+
+
+def _bytes(tokens: torch.Tensor) -> Any:
+    """Return a numpy view of contiguous tokens, bytes by token."""
+    return tokens.view(tokens.shape[0], math.prod(tokens.shape[1:])).view(torch.uint8).numpy()
 
 
 def _page_lock(block: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from tailreplay.page_format import PageFormatError, PageHeader, is_intact, unpack_header
 from tailreplay.tiers.base import HIDDEN, KV, Found, Tier, TierError, TierPage
+from tailreplay.tiers.batches import by_count
 from tailreplay.tiers.naming import PageRecord, rank_key
 from tailreplay.tiers.packing import Packer
 
@@ -50,6 +51,11 @@ class Spill:
 
 Done = Callable[[int, bool], None]
 """``done(tag, good)``, on a thread of the mover's (or the caller's, if it refuses)."""
+
+Known = tuple[bytes, PageHeader]
+"""A header as it is stored, and what it says."""
+Headers = dict[tuple[int, bytes], Known]
+"""By index of the tier, and key."""
 
 _T = TypeVar("_T")
 _STUCK_SECONDS = 2.0
@@ -124,51 +130,71 @@ class Mover:
     def _run_fetches(self) -> None:
         while (job := self._fetches.get()) is not None:
             orders, done = job
-            for batch in _batches(orders):
-                self._busy_since = time.monotonic()
-                good = self._fetch(batch)
-                self._busy_since = None
-                for order in batch:
-                    done(order.tag, order.tag in good)
+            # A look-up is a round trip, and headers are small: one for many pages, however large they are.
+            for group in by_count(orders, _BATCH_PAGES):
+                headers: Headers | None = None
+                for batch in _batches(group):
+                    self._busy_since = time.monotonic()
+                    if headers is None:
+                        headers = self._look_up(group)
+                    good = self._fetch(batch, headers)
+                    self._busy_since = None
+                    for order in batch:
+                        done(order.tag, order.tag in good)
 
     def _is_stuck(self) -> bool:
         """Whether a medium behind a memory map keeps the thread waiting: no deadline ends that; others need not wait."""
         since = self._busy_since
         return since is not None and time.monotonic() - since > _STUCK_SECONDS
 
-    def _fetch(self, orders: Sequence[Fetch]) -> set[int]:
+    def _look_up(self, orders: Sequence[Fetch]) -> Headers:
+        """Return what is there of the pages that are to be brought."""
+        headers: Headers = {}
+        for index, tier in enumerate(self._tiers):
+            mine = {self._key(order): order for order in orders if any(slot[2] == index for slot in order.slots)}
+            if not mine:
+                continue
+            try:
+                for (key, order), found in zip(mine.items(), tier.contains(list(mine)), strict=True):
+                    header = self._header(tier, key, found, order)
+                    if found is not None and header is not None:
+                        headers[index, key] = found.header, header
+            except TierError as error:
+                log.debug("Fetching from %s: %s", tier.name, error)
+                self.counts[f"fetch_failed:{tier.name}"] += len(mine)
+        return headers
+
+    def _fetch(self, orders: Sequence[Fetch], headers: Headers) -> set[int]:
         """Bring a batch; returns the tags of pages all of whose parts have come."""
         missing: set[int] = set()
         # Hiddens first: they are what a replay begins with.
         for part in (HIDDEN, KV):
             for index, tier in enumerate(self._tiers):
                 wanted = [
-                    (order, slot)
+                    (order.tag, slot, headers.get((index, self._key(order))))
                     for order in orders
                     for name, slot, source, _ in order.slots
                     if (name, source) == (part, index)
                 ]
-                if wanted:
-                    missing |= self._fetch_part(tier, part, wanted)
+                there = [(tag, slot, known) for tag, slot, known in wanted if known and part in known[1].parts]
+                missing |= {tag for tag, *_ in wanted} - (self._fetch_part(tier, part, there) if there else set())
         return {order.tag for order in orders} - missing
 
-    def _fetch_part(self, tier: Tier, part: str, wanted: Sequence[tuple[Fetch, int]]) -> set[int]:
-        missing = {order.tag for order, _ in wanted}
+    def _fetch_part(self, tier: Tier, part: str, wanted: Sequence[tuple[int, int, Known]]) -> set[int]:
+        """Bring one part of pages (tag, slot, header); returns the tags of those that have come."""
+        came: set[int] = set()
         try:
-            keys = [rank_key(order.record.key, self._packer.rank) for order, _ in wanted]
-            headers = [
-                self._header(tier, key, found, order)
-                for key, found, (order, _) in zip(keys, tier.contains(keys), wanted, strict=True)
-            ]
-            there = [i for i, header in enumerate(headers) if header is not None and part in header.parts]
-            for i, data in zip(there, tier.get([keys[i] for i in there], part), strict=True):
-                header, (order, slot) = headers[i], wanted[i]
-                if header is not None and data is not None and self._take(tier, part, header, keys[i], data, slot):
-                    missing.discard(order.tag)
+            keys = [rank_key(known[1].key, self._packer.rank) for *_, known in wanted]
+            for key, data, (tag, slot, known) in zip(keys, tier.get(keys, part), wanted, strict=True):
+                if data is not None and self._take(tier, part, known, key, data, slot):
+                    came.add(tag)
         except TierError as error:
             log.debug("Fetching from %s: %s", tier.name, error)
-            self.counts[f"fetch_failed:{tier.name}"] += len(missing)
-        return missing
+            self.counts[f"fetch_failed:{tier.name}"] += len(wanted) - len(came)
+        return came
+
+    def _key(self, order: Fetch) -> bytes:
+        return rank_key(order.record.key, self._packer.rank)
 
     def _header(self, tier: Tier, key: bytes, found: Found | None, order: Fetch) -> PageHeader | None:
         """Return the page's checked header; None, and the page is dropped, if it is not what was looked up."""
@@ -182,10 +208,14 @@ class Mover:
             return None
         return header
 
-    def _take(self, tier: Tier, part: str, header: PageHeader, key: bytes, data: memoryview, slot: int) -> bool:
+    def _take(self, tier: Tier, part: str, known: Known, key: bytes, data: memoryview, slot: int) -> bool:
+        seen, header = known
         entry = header.parts[part]
         if not is_intact(entry, data):
-            self._condemn(tier, key, "its bytes are not what was stored")
+            (now,) = tier.contains([key])
+            # Somebody may have put better bytes there since the header was read.
+            if now is not None and now.header == seen:
+                self._condemn(tier, key, "its bytes are not what was stored")
             return False
         self._packer.unpack(part, entry, data, slot)
         if self._seal:
