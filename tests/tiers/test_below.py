@@ -311,3 +311,35 @@ def test_prefetch_brings_up_what_the_look_up_finds(tier: MemoryTier) -> None:
     assert second.prefetch(PROMPT, NAMESPACE, REPLAY, TOPOLOGY) == 6
     tier.closed = True
     assert matched(second, PROMPT) == len(PROMPT) - 1
+
+
+def test_a_cache_that_was_shut_down_still_serves_from_host_memory(tier: MemoryTier) -> None:
+    cache = make_cache(tier)
+    store(cache, PROMPT)
+    cache.shutdown()
+    cache.shutdown()
+    store(cache, [5] * 40)
+    assert matched(cache, [5] * 40) == 39
+    assert matched(cache, PROMPT) == len(PROMPT) - 1
+    assert matched(cache, [6] * 40) == 0
+    assert cache.flush(5.0)
+    assert cache.stats().pinned == 0
+    assert matched(make_cache(tier), PROMPT) == len(PROMPT) - 1  # all was written before
+
+
+def test_a_bug_in_a_tier_does_not_end_the_threads(tier: MemoryTier) -> None:
+    first, second = make_cache(tier), make_cache(tier)
+
+    def broken(method: str) -> None:
+        raise ZeroDivisionError(method)
+
+    tier.before = broken
+    store(first, PROMPT)
+    assert first.flush(10.0)
+    assert matched(second, PROMPT) == 0
+    tier.before = lambda method: None
+    third = make_cache(tier)
+    store(third, PROMPT)
+    assert third.flush(10.0)
+    assert matched(make_cache(tier), PROMPT) == len(PROMPT) - 1
+    assert first.stats().pinned == second.stats().pinned == 0

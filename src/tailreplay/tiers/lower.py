@@ -51,6 +51,7 @@ class LowerTiers:
         self._all_written = threading.Condition(lock)
         self._tag = 0
         self._lost = 0
+        self._closed = False
 
     def promote(self, ids: bytes, namespace: Namespace, reuse: Reuse, topology: Topology, limit: int) -> int:
         """Bring up what the tiers hold of a prompt beyond host memory, or lack there. Returns how many pages came.
@@ -91,6 +92,8 @@ class LowerTiers:
 
     def spill(self, page: Page, namespace: Namespace) -> None:
         """Write a committed page to the tiers, some time later, if it is still there then. Under the lock."""
+        if self._closed:
+            return
         self._waiting.append((page, namespace))
         self._order_spills()
 
@@ -114,6 +117,10 @@ class LowerTiers:
     def close(self) -> None:
         """Write what waits to be written, within a few seconds, then let go of the tiers. A second call does nothing."""
         self.flush(_CLOSE_SECONDS)
+        with self._lock:
+            # The mover refuses from now on, and would say so under the lock.
+            self._closed = True
+            self._waiting.clear()
         self._mover.close()
 
     # ---- inside
@@ -124,7 +131,7 @@ class LowerTiers:
 
     def _order_spills(self) -> None:
         """Order some of the spills that wait. Under the lock."""
-        while self._waiting and len(self._spilling) * _SPILL_SHARE < self._catalog.slots:
+        while self._waiting and not self._closed and len(self._spilling) * _SPILL_SHARE < self._catalog.slots:
             page, namespace = self._waiting.popleft()
             if not page.ready:
                 self._lost += 1  # evicted before its turn came

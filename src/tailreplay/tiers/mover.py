@@ -135,9 +135,14 @@ class Mover:
                 headers: Headers | None = None
                 for batch in _batches(group):
                     self._busy_since = time.monotonic()
-                    if headers is None:
-                        headers = self._look_up(group)
-                    good = self._fetch(batch, headers)
+                    good: set[int] = set()
+                    try:
+                        if headers is None:
+                            headers = self._look_up(group)
+                        good = self._fetch(batch, headers)
+                    except Exception:
+                        # A thread that ended here would leave every later hit waiting.
+                        log.exception("Fetching pages failed; what they hold is computed.")
                     self._busy_since = None
                     for order in batch:
                         done(order.tag, order.tag in good)
@@ -242,14 +247,22 @@ class Mover:
             while len(jobs) < _BATCH_PAGES and jobs[-1] is not None and not self._spills.empty():
                 jobs.append(self._spills.get())
             ended = jobs[-1] is None
-            self._spill([job for job in jobs if isinstance(job, tuple)])
+            spills = [job for job in jobs if isinstance(job, tuple)]
+            written: set[int] = set()
+            try:
+                written = self._spill([order for order, _ in spills])
+            except Exception:
+                log.exception("Writing pages failed; they stay in host memory.")
+            for order, done in spills:
+                done(order.tag, order.tag in written)
             for job in jobs:
                 if isinstance(job, threading.Event):
                     job.set()
 
-    def _spill(self, jobs: Sequence[tuple[Spill, Done]]) -> None:
+    def _spill(self, orders: Sequence[Spill]) -> set[int]:
+        """Write pages to every tier; returns the tags of those that any took."""
         packed: list[tuple[Spill, TierPage]] = []
-        for order, _ in jobs:
+        for order in orders:
             try:
                 packed.append((order, self._packer.pack(order.record, order.slot, order.hidden_slot)))
             except ValueError as error:
@@ -260,8 +273,7 @@ class Mover:
             for batch in _batches_of(packed):
                 if self._write(tier, [page for _, page in batch]):
                     written |= {order.tag for order, _ in batch}
-        for order, done in jobs:
-            done(order.tag, order.tag in written)
+        return written
 
     def _write(self, tier: Tier, pages: Sequence[TierPage]) -> bool:
         """Write what `tier` lacks, or has in a worse form (see `tailreplay.tiers.merging`). False if it fails."""
