@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from tailreplay.catalog import Catalog
@@ -68,7 +69,11 @@ class Storage:
         share = self.hidden_share
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise CacheConfigError(f"hidden_share must be a number in (0, 1], got {share!r}.")
-        if isinstance(self.deadline, bool) or not isinstance(self.deadline, (int, float)) or not self.deadline > 0:
+        if (
+            isinstance(self.deadline, bool)
+            or not isinstance(self.deadline, (int, float))
+            or not 0 < self.deadline < inf
+        ):
             raise CacheConfigError(
                 f"The deadline of tiers must be a positive number of seconds, got {self.deadline!r}."
             )
