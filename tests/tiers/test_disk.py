@@ -12,7 +12,7 @@ import pytest
 from tailreplay.errors import CacheConfigError
 from tailreplay.page_format import is_intact, unpack_header
 from tailreplay.tiers.disk import DiskTier, default_path
-from tailreplay.tiers.disk_file import DATA
+from tailreplay.tiers.disk.file import DATA
 from tests.tiers.looking import MIB, in_child, values
 from tests.tiers.pages import TENANTS, hint_of, key_of, make_page, value_of
 

@@ -13,7 +13,7 @@ import pytest
 from tailreplay.errors import CacheConfigError
 from tailreplay.tiers.base import TierError
 from tailreplay.tiers.disk import DiskTier
-from tailreplay.tiers.disk_file import DAMAGED, DATA
+from tailreplay.tiers.disk.file import DAMAGED, DATA
 from tests.tiers.looking import MIB, in_child, names
 from tests.tiers.pages import key_of, make_page
 

@@ -10,7 +10,7 @@ import pytest
 
 from tailreplay.tiers.base import TierError, TierPage
 from tailreplay.tiers.disk import DiskTier
-from tailreplay.tiers.disk_file import DATA
+from tailreplay.tiers.disk.file import DATA
 from tests.tiers.looking import MIB, in_child, names, values
 from tests.tiers.pages import TENANTS, key_of, make_page, value_of
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes, parse_bytes
-from tailreplay.tiers.disk_file import default_path
+from tailreplay.tiers.disk.file import default_path
 
 if TYPE_CHECKING:
     from tailreplay.page_format import PageHeader
     from tailreplay.tiers.base import TierPage
     from tailreplay.tiers.disk import DiskTier
-    from tailreplay.tiers.disk_entries import Entry
+    from tailreplay.tiers.disk.entries import Entry
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _IMPORT_BYTES = 32 * 2**20
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _limit(arguments: argparse.Namespace) -> int | None:
-    from tailreplay.tiers.disk_file import DATA
+    from tailreplay.tiers.disk.file import DATA
 
     asked: int | None = getattr(arguments, "limit", None)
     there = (arguments.path.expanduser() / DATA).exists()

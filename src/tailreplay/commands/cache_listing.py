@@ -14,7 +14,7 @@ from tailreplay.tiers.base import HIDDEN, KV
 
 if TYPE_CHECKING:
     from tailreplay.tiers.disk import DiskTier
-    from tailreplay.tiers.disk_entries import Entry
+    from tailreplay.tiers.disk.entries import Entry
 
 _SHORT = 12
 

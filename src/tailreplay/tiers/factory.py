@@ -114,7 +114,7 @@ def _folder(spec: str) -> Path:
     head = spec.partition("?")[0]
     folder = unquote(head.partition(":")[2]) if head.lower().startswith("disk:") else head
     if folder in ("", "disk"):
-        from tailreplay.tiers.disk_file import default_path
+        from tailreplay.tiers.disk.file import default_path
 
         return default_path()
     return Path(folder).expanduser()

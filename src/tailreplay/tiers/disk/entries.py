@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tailreplay.tiers.disk_env import DiskEnv
-from tailreplay.tiers.disk_records import PAGE_ORDER, Record, Tables, tick_of
-from tailreplay.tiers.disk_writer import stored_tenants
+from tailreplay.tiers.disk.env import DiskEnv
+from tailreplay.tiers.disk.records import PAGE_ORDER, Record, Tables, tick_of
+from tailreplay.tiers.disk.writer import stored_tenants
 
 # A reader that stays keeps removed pages from being used again.
 _AT_ONCE = 512

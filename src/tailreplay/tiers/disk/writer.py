@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tailreplay.tiers.base import PARTS, Buffer, Found, TierPage
-from tailreplay.tiers.disk_records import ABSENT, ALL_KEY, TENANT, Record, Tables, Total, tick_of
+from tailreplay.tiers.disk.records import ABSENT, ALL_KEY, TENANT, Record, Tables, Total, tick_of
 from tailreplay.tiers.merging import Merge, merge
 
 # A record of at most this many bytes shares a page of the file with others.

@@ -9,7 +9,7 @@ from pathlib import Path
 from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import TierError
-from tailreplay.tiers.disk_env import DiskEnv
+from tailreplay.tiers.disk.env import DiskEnv
 
 _shared: dict[Path, DiskEnv] = {}
 _shared_lock = threading.Lock()

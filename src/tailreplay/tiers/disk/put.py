@@ -10,13 +10,13 @@ from itertools import groupby
 
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import PARTS, TierError, TierPage
-from tailreplay.tiers.disk_env import DiskEnv
-from tailreplay.tiers.disk_errors import NoSpaceError
-from tailreplay.tiers.disk_eviction import Evictor, Quotas
-from tailreplay.tiers.disk_records import KEY_BYTES
-from tailreplay.tiers.disk_touches import BATCH as TOUCHES
-from tailreplay.tiers.disk_touches import Touches
-from tailreplay.tiers.disk_writer import Writer, file_pages
+from tailreplay.tiers.disk.env import DiskEnv
+from tailreplay.tiers.disk.errors import NoSpaceError
+from tailreplay.tiers.disk.eviction import Evictor, Quotas
+from tailreplay.tiers.disk.records import KEY_BYTES
+from tailreplay.tiers.disk.touches import BATCH as TOUCHES
+from tailreplay.tiers.disk.touches import Touches
+from tailreplay.tiers.disk.writer import Writer, file_pages
 
 log = logging.getLogger("tailreplay")
 

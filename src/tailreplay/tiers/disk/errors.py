@@ -11,8 +11,8 @@ from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.tiers.base import TierError
-from tailreplay.tiers.disk_file import suspect
-from tailreplay.tiers.disk_open import library
+from tailreplay.tiers.disk.file import suspect
+from tailreplay.tiers.disk.open import library
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LITTLE = 2**26

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from tailreplay.tiers.disk_writer import Writer
+from tailreplay.tiers.disk.writer import Writer
 
 BATCH = 1024
 

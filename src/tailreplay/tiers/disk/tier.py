@@ -15,16 +15,16 @@ from pathlib import Path
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.tiers.base import Found, TierError, TierPage, Usage
-from tailreplay.tiers.disk_entries import Entry, entries
-from tailreplay.tiers.disk_env import DiskEnv
-from tailreplay.tiers.disk_eviction import Quotas
-from tailreplay.tiers.disk_file import default_path
-from tailreplay.tiers.disk_put import Putter
-from tailreplay.tiers.disk_records import ALL_KEY, Record, Total
-from tailreplay.tiers.disk_shared import close_env, fork_lock, open_env, reopen_env
-from tailreplay.tiers.disk_touches import BATCH as TOUCHES
-from tailreplay.tiers.disk_touches import Touches
-from tailreplay.tiers.disk_writer import Writer, stored_tenants
+from tailreplay.tiers.disk.entries import Entry, entries
+from tailreplay.tiers.disk.env import DiskEnv
+from tailreplay.tiers.disk.eviction import Quotas
+from tailreplay.tiers.disk.file import default_path
+from tailreplay.tiers.disk.put import Putter
+from tailreplay.tiers.disk.records import ALL_KEY, Record, Total
+from tailreplay.tiers.disk.shared import close_env, fork_lock, open_env, reopen_env
+from tailreplay.tiers.disk.touches import BATCH as TOUCHES
+from tailreplay.tiers.disk.touches import Touches
+from tailreplay.tiers.disk.writer import Writer, stored_tenants
 
 __all__ = ["DiskTier", "default_path"]
 

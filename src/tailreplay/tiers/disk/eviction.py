@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from tailreplay.tiers.base import HIDDEN
-from tailreplay.tiers.disk_records import ABSENT, HIDDEN_ORDER, PAGE_ORDER, Record
-from tailreplay.tiers.disk_writer import Writer, oldest
+from tailreplay.tiers.disk.records import ABSENT, HIDDEN_ORDER, PAGE_ORDER, Record
+from tailreplay.tiers.disk.writer import Writer, oldest
 
 
 @dataclass(frozen=True, slots=True)

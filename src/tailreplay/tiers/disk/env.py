@@ -18,10 +18,10 @@ from typing import Any
 from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import TierError
-from tailreplay.tiers.disk_errors import told
-from tailreplay.tiers.disk_file import DATA, Users, damage, make_folder, move_aside
-from tailreplay.tiers.disk_open import connect, library
-from tailreplay.tiers.disk_records import NAMES
+from tailreplay.tiers.disk.errors import told
+from tailreplay.tiers.disk.file import DATA, Users, damage, make_folder, move_aside
+from tailreplay.tiers.disk.open import connect, library
+from tailreplay.tiers.disk.records import NAMES
 
 log = logging.getLogger("tailreplay")
 

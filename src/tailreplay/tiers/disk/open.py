@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tailreplay.errors import CacheConfigError
-from tailreplay.tiers.disk_file import DATA
-from tailreplay.tiers.disk_records import FORMAT, FORMAT_KEY, LIMIT_KEY, NAMES, Tables
+from tailreplay.tiers.disk.file import DATA
+from tailreplay.tiers.disk.records import FORMAT, FORMAT_KEY, LIMIT_KEY, NAMES, Tables
 
 _READERS = 512
 # Sizes of maps are multiples of this, whatever the machine's page size.
