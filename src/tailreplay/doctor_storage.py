@@ -15,7 +15,7 @@ from tailreplay.doctor import Finding
 from tailreplay.errors import CacheConfigError, TailReplayError
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import KV, Tier, TierError, TierPage
-from tailreplay.tiers.lanes import Lanes, Overdue
+from tailreplay.tiers.guard.lanes import Lanes, Overdue
 
 SECONDS = 15.0
 MOONCAKE_LIBRARIES = {

@@ -9,7 +9,7 @@ import pytest
 
 from tailreplay.tiers.base import KV, TierError, TierFullError, Usage
 from tailreplay.tiers.guard import Guarded
-from tailreplay.tiers.lanes import Lanes, Overdue
+from tailreplay.tiers.guard.lanes import Lanes, Overdue
 from tests.tiers.fakes import LONG, Clock, Fake, Hang
 from tests.tiers.remote_pages import name, page
 
@@ -223,7 +223,7 @@ def test_callers_wait_for_a_thread_no_longer_than_the_deadline(fake: Fake, hang:
 def test_close_does_not_wait_for_calls_that_hang(
     fake: Fake, hang: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tailreplay.tiers.guard.CLOSE_SECONDS", SHORT)
+    monkeypatch.setattr("tailreplay.tiers.guard.guarded.CLOSE_SECONDS", SHORT)
     guarded = Guarded(fake, deadline=SHORT, threads=1)
     fake.before = hang
     with pytest.raises(TierError):

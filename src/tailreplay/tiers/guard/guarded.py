@@ -14,8 +14,8 @@ from typing import TypeVar, cast
 
 from tailreplay.tiers.base import Found, Tier, TierError, TierFullError, TierPage, Usage
 from tailreplay.tiers.batches import by_bytes, by_count
-from tailreplay.tiers.health import Health
-from tailreplay.tiers.lanes import Lane, Lanes, Overdue
+from tailreplay.tiers.guard.health import Health
+from tailreplay.tiers.guard.lanes import Lane, Lanes, Overdue
 
 T = TypeVar("T")
 CLOSE_SECONDS = 5.0

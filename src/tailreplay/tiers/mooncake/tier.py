@@ -14,7 +14,7 @@ from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes, parse_bytes
 from tailreplay.tiers.base import PARTS, Found, TierError, TierFullError, TierPage, Usage
 from tailreplay.tiers.batches import Changes, by_bytes, changes, contiguous, replacement
-from tailreplay.tiers.mooncake_client import BEING_WRITTEN, NOT_FOUND, MooncakeClient
+from tailreplay.tiers.mooncake.client import BEING_WRITTEN, NOT_FOUND, MooncakeClient
 
 PROTOCOLS = ("tcp", "rdma")
 LEAST_LENT = 16 << 20
