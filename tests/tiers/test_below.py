@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -312,18 +311,3 @@ def test_prefetch_brings_up_what_the_look_up_finds(tier: MemoryTier) -> None:
     assert second.prefetch(PROMPT, NAMESPACE, REPLAY, TOPOLOGY) == 6
     tier.closed = True
     assert matched(second, PROMPT) == len(PROMPT) - 1
-
-
-def test_what_waits_for_a_tier_that_hangs_does_not_grow(tier: MemoryTier) -> None:
-    """Pages are stored and evicted much faster than the tier takes them: those that are gone do not wait."""
-    going = threading.Event()
-    tier.before = lambda method: going.wait(60.0) and None if method == "put" else None
-    cache = make_cache(tier, pages=8, deadline=60.0)
-    for number in range(60):
-        store(cache, [1000 + number] * (2 * PAGE))
-    assert cache._lower is not None
-    assert len(cache._lower._waiting) <= 2 * 8
-    going.set()
-    assert cache.flush()
-    assert cache.stats().moved["lost"] > 0
-    assert cache.stats().pinned == 0
