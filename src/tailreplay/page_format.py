@@ -11,6 +11,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from xxhash import xxh3_64_intdigest
@@ -166,7 +167,7 @@ def _header(text: dict[str, Any], ids: bytes) -> PageHeader:
     depth, lossy = text["provenance"]
     parts = {
         str(part_name): PartEntry(
-            tuple(TensorEntry(name, tuple(shape), *rest) for name, shape, *rest in part["tensors"]),
+            tuple(_tensor(name, tuple(shape), *rest) for name, shape, *rest in part["tensors"]),
             int(part["nbytes"]),
             int(part["xxh3"]),
         )
@@ -185,6 +186,12 @@ def _header(text: dict[str, Any], ids: bytes) -> PageHeader:
         label=str(text["label"]),
         created=float(text["created"]),
     )
+
+
+@lru_cache(4096, typed=True)
+def _tensor(*fields: Any) -> TensorEntry:
+    """Pages of one model differ in nothing here, and making these anew takes longer than reading the JSON."""
+    return TensorEntry(*fields)
 
 
 def offsets(tensors: Sequence[TensorEntry]) -> tuple[list[int], int]:

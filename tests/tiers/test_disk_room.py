@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tailreplay.tiers.base import TierError, TierPage
+from tailreplay.tiers.base import TierError, TierFullError, TierPage
 from tailreplay.tiers.disk import DiskTier
 from tailreplay.tiers.disk.file import DATA
+from tailreplay.tiers.guard import Guarded
 from tests.tiers.looking import MIB, in_child, names, values
 from tests.tiers.pages import TENANTS, key_of, make_page, value_of
 
@@ -185,3 +186,29 @@ def test_a_tenant_over_its_limit_evicts_its_own(folder: Path) -> None:
     with pytest.raises(TierError, match="larger"):
         tier.put([make_page(200, {"kv": 3 * MIB}, tenant=theirs)])
     tier.close()
+
+
+def test_a_small_file_full_of_small_pages_takes_new_ones(folder: Path) -> None:
+    """Every one of them changes some file pages of each table, evicted or put: there is never room for many at once."""
+    tier = DiskTier(folder, 2 * MIB)
+    rng = random.Random(1)
+    for _ in range(60):
+        batch = [
+            TierPage(rng.randbytes(32), bytes(700), {"kv": [bytes(250)], "hidden": [bytes(60)]}, (rng.randbytes(32),))
+            for _ in range(rng.randrange(20, 60))
+        ]
+        tier.put(batch)
+        # Put last, it is there.
+        assert tier.contains([batch[-1].key]) != [None]
+        assert tier.file_bytes <= 2 * MIB
+    tier.close()
+
+
+def test_a_page_that_does_not_fit_is_no_reason_not_to_read(tier: DiskTier) -> None:
+    guarded = Guarded(tier)
+    guarded.put([make_page(0, {"kv": 1000})])
+    with pytest.raises(TierFullError):
+        guarded.put([make_page(1, {"kv": 17 * MIB})])
+    assert not guarded.is_down
+    assert guarded.contains([key_of(0)]) != [None]
+    guarded.close()

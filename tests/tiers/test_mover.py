@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -31,9 +32,9 @@ class ChangingTier(MemoryTier):
             yield view
 
 
-def opened(tier: MemoryTier) -> PrefixCache:
+def opened(tier: MemoryTier, pages: int = 2 * PAGES) -> PrefixCache:
     cache = PrefixCache(
-        2 * PAGES * LAYOUT.page_bytes, page_size=PAGE, storage=Storage((tier,), hidden_codec="none", deadline=5.0)
+        pages * LAYOUT.page_bytes, page_size=PAGE, storage=Storage((tier,), hidden_codec="none", deadline=60.0)
     )
     cache.bind(LAYOUT)
     return cache
@@ -67,3 +68,18 @@ def test_bytes_that_changed_since_the_look_up_are_not_damage() -> None:
     assert prefetched(cache) == 0
     assert len(tier.pages) == PAGES
     assert cache.stats().moved.get("damaged", 0) == 0
+
+
+def test_what_waits_for_a_tier_that_hangs_does_not_grow(tier: MemoryTier) -> None:
+    """Pages are stored and evicted much faster than the tier takes them: those that are gone do not wait."""
+    going = threading.Event()
+    tier.before = lambda method: going.wait(60.0) and None if method == "put" else None
+    cache = opened(tier, pages=8)
+    for number in range(60):
+        store(cache, [1000 + number] * (2 * PAGE))
+    assert cache._lower is not None
+    assert len(cache._lower._waiting) <= 2 * 8
+    going.set()
+    assert cache.flush()
+    assert cache.stats().moved["lost"] > 0
+    assert cache.stats().pinned == 0

@@ -21,13 +21,13 @@ _COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "shape": ("shape", ""),
         "kv_codec": ("KV codec", ""),
         "hidden_codec": ("hidden codec", ""),
-        "kv": ("KV, B/token", ",d"),
-        "hidden": ("hiddens, B/token", ",d"),
-        "ratio": ("of bf16 KV", ".2f"),
-        "shared": ("share 0.25", ".2f"),
-        "header": ("header, B/page", ",d"),
-        "padding": ("padding, B/page", ",d"),
-        "stored": ("with both", ".3f"),
+        "kv": ("KV", ",d"),
+        "hidden": ("hiddens", ",d"),
+        "ratio": ("ratio", ".2f"),
+        "shared": ("share 1/4", ".2f"),
+        "header": ("header", ",d"),
+        "padding": ("padding", ",d"),
+        "stored": ("stored", ".3f"),
     },
     "bandwidth": {
         "place": ("place", ""),
@@ -148,7 +148,7 @@ def _print_tables(report: dict[str, Any]) -> None:
 
     prefix = f"{report['tokens']:,} tokens of {report['shape']}"
     titles = {
-        "bytes": "bytes by codec; ratios are to keys and values alone in bfloat16",
+        "bytes": "bytes a token (header and padding: a page of 64); ratios to bfloat16 keys and values alone",
         "bandwidth": f"all parts of {prefix}; medians of {report['repeats']}, load {report['load']:g}",
         "latency": f"hit on {prefix}, r = {report['ratio']:.0%}, hiddens in tiers {report['codec']}",
         "find": "Finder.find of a prompt that a disk tier holds",

@@ -95,6 +95,11 @@ class LowerTiers:
         if self._closed:
             return
         self._waiting.append((page, namespace))
+        if len(self._waiting) > 2 * self._catalog.slots:
+            # Most of them have been evicted: a tier that is slower than the traffic must not make this grow for ever.
+            there = {id(page): (page, namespace) for page, namespace in self._waiting if page.ready}
+            self._lost += len(self._waiting) - len(there)
+            self._waiting = deque(there.values())
         self._order_spills()
 
     def flush(self, seconds: float = 60.0) -> bool:

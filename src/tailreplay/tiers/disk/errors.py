@@ -10,7 +10,7 @@ from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 
 from tailreplay.errors import CacheConfigError
-from tailreplay.tiers.base import TierError
+from tailreplay.tiers.base import TierError, TierFullError
 from tailreplay.tiers.disk.file import suspect
 from tailreplay.tiers.disk.open import library
 
@@ -18,7 +18,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LITTLE = 2**26
 
 
-class NoSpaceError(TierError):
+class NoSpaceError(TierFullError):
     """The file has reached its limit, or the disk is full; evicting makes room."""
 
 

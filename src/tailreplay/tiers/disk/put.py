@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from tailreplay.sizes import format_bytes
-from tailreplay.tiers.base import PARTS, TierError, TierPage
+from tailreplay.tiers.base import PARTS, TierError, TierFullError, TierPage
 from tailreplay.tiers.disk.env import DiskEnv
 from tailreplay.tiers.disk.errors import NoSpaceError
 from tailreplay.tiers.disk.eviction import Evictor, Quotas
@@ -57,7 +58,7 @@ class Putter:
         self._touches.add([page.key for page in kept])
         if refused:
             size = format_bytes(max(page.nbytes for page in refused))
-            raise TierError(f"{len(refused)} pages of up to {size} are larger than the disk cache's limit: raise it.")
+            raise TierFullError(f"{len(refused)} pages of up to {size} are larger than the disk cache's limit: raise it.")
 
     def _too_large(self, env: DiskEnv, page: TierPage) -> bool:
         if len(page.key) != KEY_BYTES or len(page.tenant) != 8 or any(len(hint) != KEY_BYTES for hint in page.hints):
@@ -78,8 +79,12 @@ class Putter:
             except NoSpaceError:
                 if attempt == _ATTEMPTS - 1:
                     raise
-            with suppress(NoSpaceError):
-                self._free(env, need, batch[0].tenant, attempt)
+            if attempt and len(batch) > 1:
+                # Each page changes some of every table, and what is changed is written anew: half of them takes less.
+                self._put_batch(env, batch[: len(batch) // 2], over)
+                self._put_batch(env, batch[len(batch) // 2 :], over)
+                return
+            self._free(env, need, batch[0].tenant, attempt)
 
     def _write_batch(self, env: DiskEnv, writer: Writer, batch: Sequence[TierPage], over: bool) -> None:
         self._touches.write(writer)
@@ -91,7 +96,7 @@ class Putter:
             need = 0 if old and not over and old.parts >= set(page.parts) else file_pages(page, env.page_bytes)
             room = evictor.make_room(partial(self._fits, env, writer, need), page.tenant)
             if not room and evictor.blocked:
-                raise TierError("The disk cache is full, and what is left in it is reserved for other tenants.")
+                raise TierFullError("The disk cache is full, and what is left in it is reserved for other tenants.")
             writer.insert(page, tick, over)
         evictor.cut_to_limit(batch[0].tenant)
         writer.save()
@@ -105,15 +110,33 @@ class Putter:
         pages = env.limit // env.page_bytes
         # Leave more free from now on, or every other write would fail first.
         self._narrowed = min(self._narrowed + pages // 64, pages // 4)
-        with env.write(TOUCHES) as txn:
-            writer = Writer(txn, env.tables)
-            goal = env.live_pages(txn) - need * (attempt + 1)
-            last = attempt == _ATTEMPTS - 2
-            Evictor(writer, self._quotas).make_room(lambda: not last and env.live_pages(txn) <= goal, tenant)
-            writer.save()
+        last, step, goal = attempt == _ATTEMPTS - 2, _FIT_PAGES, None
+        while step:
+            try:
+                with env.write(TOUCHES) as txn:
+                    live = env.live_pages(txn)
+                    if goal is None:
+                        goal = 0 if last else min(live - need * (attempt + 1), self.room(env) - need)
+                    evicted = self._evict(env, txn, goal, step, tenant)
+            except NoSpaceError:
+                # To evict takes room, too: the fewer pages, the less.
+                step //= 8
+                continue
+            if evicted < step:
+                break
         # What one transaction frees, only the next but one may write over.
-        with env.write() as txn:
+        with suppress(NoSpaceError), env.write() as txn:
             Writer(txn, env.tables).save()
+
+    def _evict(self, env: DiskEnv, txn: Any, goal: int, most: int, tenant: bytes) -> int:
+        """Evict until `goal` file pages hold something, but no more than `most` pages; returns how many went."""
+        writer = Writer(txn, env.tables)
+        before = writer.all.evictions
+        Evictor(writer, self._quotas).make_room(
+            lambda: env.live_pages(txn) <= goal or writer.all.evictions - before >= most, tenant
+        )
+        writer.save()
+        return writer.all.evictions - before
 
     def fit(self, env: DiskEnv) -> None:
         """Shrink a file that was made with a larger limit."""
