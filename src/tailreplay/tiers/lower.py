@@ -51,6 +51,7 @@ class LowerTiers:
         self._all_written = threading.Condition(lock)
         self._tag = 0
         self._lost = 0
+        self._closed = False
 
     def promote(self, ids: bytes, namespace: Namespace, reuse: Reuse, topology: Topology, limit: int) -> int:
         """Bring up what the tiers hold of a prompt beyond host memory, or lack there. Returns how many pages came.
@@ -114,6 +115,10 @@ class LowerTiers:
     def close(self) -> None:
         """Write what waits to be written, within a few seconds, then let go of the tiers. A second call does nothing."""
         self.flush(_CLOSE_SECONDS)
+        with self._lock:
+            # Not ordered any more: the mover would refuse at once, on this thread and under this lock.
+            self._closed = True
+            self._order_spills()
         self._mover.close()
 
     # ---- inside
@@ -123,7 +128,11 @@ class LowerTiers:
             return self._catalog.match(ids, namespace, limit=limit, exact_only=reuse.mode == "exact")
 
     def _order_spills(self) -> None:
-        """Order some of the spills that wait. Under the lock."""
+        """Order some of the spills that wait; none once the tiers are closed. Under the lock."""
+        if self._closed:
+            self._lost += len(self._waiting)
+            self._waiting.clear()
+            self._all_written.notify_all()
         while self._waiting and len(self._spilling) * _SPILL_SHARE < self._catalog.slots:
             page, namespace = self._waiting.popleft()
             if not page.ready:

@@ -126,10 +126,15 @@ class Mover:
             orders, done = job
             for batch in _batches(orders):
                 self._busy_since = time.monotonic()
-                good = self._fetch(batch)
+                try:
+                    good = self._fetch(batch)
+                except Exception:
+                    # Nothing would ever be fetched again without this thread.
+                    log.exception("Fetching pages failed.")
+                    good = set()
                 self._busy_since = None
                 for order in batch:
-                    done(order.tag, order.tag in good)
+                    _tell(done, order.tag, order.tag in good)
 
     def _is_stuck(self) -> bool:
         """Whether a medium behind a memory map keeps the thread waiting: no deadline ends that; others need not wait."""
@@ -218,20 +223,28 @@ class Mover:
                     job.set()
 
     def _spill(self, jobs: Sequence[tuple[Spill, Done]]) -> None:
+        written: set[int] = set()
+        try:
+            self._write_all([order for order, _ in jobs], written)
+        except Exception:
+            # Nothing would ever be written again without this thread.
+            log.exception("Writing pages failed.")
+        for order, done in jobs:
+            _tell(done, order.tag, order.tag in written)
+
+    def _write_all(self, orders: Sequence[Spill], written: set[int]) -> None:
+        """Write pages to every tier. Adds the tags of those that any tier took to `written`."""
         packed: list[tuple[Spill, TierPage]] = []
-        for order, _ in jobs:
+        for order in orders:
             try:
                 packed.append((order, self._packer.pack(order.record, order.slot, order.hidden_slot)))
             except ValueError as error:
                 self.counts["unfit"] += 1
                 log.debug("A page is not written: %s", error)
-        written: set[int] = set()
         for tier in self._tiers:
             for batch in _batches_of(packed):
                 if self._write(tier, [page for _, page in batch]):
                     written |= {order.tag for order, _ in batch}
-        for order, done in jobs:
-            done(order.tag, order.tag in written)
 
     def _write(self, tier: Tier, pages: Sequence[TierPage]) -> bool:
         """Write what `tier` lacks, or has in a worse form (see `tailreplay.tiers.merging`). False if it fails."""
@@ -244,6 +257,13 @@ class Mover:
         self.counts[f"spilled:{tier.name}"] += len(pages)
         self.counts[f"spill_bytes:{tier.name}"] += sum(page.nbytes for page in pages)
         return True
+
+
+def _tell(done: Done, tag: int, good: bool) -> None:
+    try:
+        done(tag, good)
+    except Exception:
+        log.exception("Noting what became of a page failed.")
 
 
 def _batches(orders: Sequence[Fetch]) -> list[list[Fetch]]:
