@@ -24,6 +24,10 @@ class Provenance(NamedTuple):
         """Whether exact mode may use the page."""
         return self == EXACT
 
+    def worst(self, other: Provenance) -> Provenance:
+        """Return the origin of numbers of which some come from `other`: never better than either in any respect."""
+        return Provenance(max(self.depth, other.depth), self.lossy or other.lossy)
+
     def __str__(self) -> str:
         if self.depth:
             return f"approximate (depth {self.depth})"

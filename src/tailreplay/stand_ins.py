@@ -64,7 +64,7 @@ class StandIns:
         if present.ready:
             present.parent.siblings(present.provenance.is_exact).discard(present)
         if adds:
-            present.provenance = max(present.provenance, fill.provenance)
+            present.provenance = present.provenance.worst(fill.provenance)
         else:
             self._room.leave(present)
             present.slot, present.provenance = fill.slot, fill.provenance

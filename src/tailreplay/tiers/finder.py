@@ -178,7 +178,7 @@ class Finder:
             if (header.key, header.namespace, header.ids) != (record.key, record.namespace, record.ids):
                 return None
             parts &= entry.parts & header.parts.keys()
-            worst = header.provenance if worst is None else max(worst, header.provenance)
+            worst = header.provenance if worst is None else worst.worst(header.provenance)
             first = first or header
         assert first is not None
         assert worst is not None
@@ -204,6 +204,6 @@ def _merged(
     sizes = {part: header.parts[part].nbytes for part in new}
     if known is None:
         return FoundPage(record, new, sizes)
-    provenance = max(known.record.provenance, record.provenance)
+    provenance = known.record.provenance.worst(record.provenance)
     worse = PageRecord(record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, provenance)
     return FoundPage(worse, {**known.sources, **new}, {**known.nbytes, **sizes})

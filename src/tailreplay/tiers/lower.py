@@ -123,9 +123,9 @@ class LowerTiers:
         """Write what waits to be written, within a few seconds, then let go of the tiers. A second call does nothing."""
         self.flush(_CLOSE_SECONDS)
         with self._lock:
-            # The mover refuses from now on, and would say so under the lock.
+            # Not ordered any more: the mover would refuse at once, on this thread and under this lock.
             self._closed = True
-            self._waiting.clear()
+            self._order_spills()
         self._mover.close()
 
     # ---- inside
@@ -135,8 +135,12 @@ class LowerTiers:
             return self._catalog.match(ids, namespace, limit=limit, exact_only=reuse.mode == "exact")
 
     def _order_spills(self) -> None:
-        """Order some of the spills that wait. Under the lock."""
-        while self._waiting and not self._closed and len(self._spilling) * _SPILL_SHARE < self._catalog.slots:
+        """Order some of the spills that wait; none once the tiers are closed. Under the lock."""
+        if self._closed:
+            self._lost += len(self._waiting)
+            self._waiting.clear()
+            self._all_written.notify_all()
+        while self._waiting and len(self._spilling) * _SPILL_SHARE < self._catalog.slots:
             page, namespace = self._waiting.popleft()
             if not page.ready:
                 self._lost += 1  # evicted before its turn came

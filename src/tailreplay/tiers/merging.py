@@ -59,7 +59,7 @@ def merge(found: Found | None, page: TierPage) -> Merge | None:
     if new.provenance > old.provenance:
         return None
     entries = {name: entry for name, entry in old.parts.items() if name in found.parts}
-    header = replace(new, parts={**new.parts, **entries}, provenance=max(old.provenance, new.provenance))
+    header = replace(new, parts={**new.parts, **entries}, provenance=old.provenance.worst(new.provenance))
     return Merge(pack_header(header), lacking)
 
 

@@ -145,7 +145,7 @@ class Mover:
                         log.exception("Fetching pages failed; what they hold is computed.")
                     self._busy_since = None
                     for order in batch:
-                        done(order.tag, order.tag in good)
+                        _tell(done, order.tag, order.tag in good)
 
     def _is_stuck(self) -> bool:
         """Whether a medium behind a memory map keeps the thread waiting: no deadline ends that; others need not wait."""
@@ -254,7 +254,7 @@ class Mover:
             except Exception:
                 log.exception("Writing pages failed; they stay in host memory.")
             for order, done in spills:
-                done(order.tag, order.tag in written)
+                _tell(done, order.tag, order.tag in written)
             for job in jobs:
                 if isinstance(job, threading.Event):
                     job.set()
@@ -268,7 +268,6 @@ class Mover:
             except ValueError as error:
                 self.counts["unfit"] += 1
                 log.debug("A page is not written: %s", error)
-        written: set[int] = set()
         for tier in self._tiers:
             for batch in _batches_of(packed):
                 if self._write(tier, [page for _, page in batch]):
@@ -286,6 +285,13 @@ class Mover:
         self.counts[f"spilled:{tier.name}"] += len(pages)
         self.counts[f"spill_bytes:{tier.name}"] += sum(page.nbytes for page in pages)
         return True
+
+
+def _tell(done: Done, tag: int, good: bool) -> None:
+    try:
+        done(tag, good)
+    except Exception:
+        log.exception("Noting what became of a page failed.")
 
 
 def _batches(orders: Sequence[Fetch]) -> list[list[Fetch]]:

@@ -12,6 +12,7 @@ import torch
 from xxhash import xxh3_64
 
 from tailreplay.codecs import codec_of
+from tailreplay.errors import CacheConfigError
 from tailreplay.page_format import (
     ALIGNMENT,
     PageFormatError,
@@ -180,7 +181,11 @@ class Packer:
             same = (tensor.name, tensor.shape, tensor.rows) == (spec.name, spec.shape, self._rows(spec, tokens))
             if not same or _DTYPES.get(tensor.dtype) is not spec.dtype:
                 raise PageFormatError(f"Tensor '{tensor.name}' of the page is not this model's '{spec.name}'.")
-            if codec_of(tensor.codec).token_bytes(spec.shape, spec.dtype) != tensor.token_bytes:
+            try:
+                token_bytes = codec_of(tensor.codec).token_bytes(spec.shape, spec.dtype)
+            except CacheConfigError as error:
+                raise PageFormatError(f"Tensor '{tensor.name}' of the page cannot be decoded: {error}") from error
+            if token_bytes != tensor.token_bytes:
                 raise PageFormatError(f"Tensor '{tensor.name}' of the page has another size than its codec says.")
 
 

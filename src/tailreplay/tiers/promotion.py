@@ -186,7 +186,7 @@ class Promotion:
             return
         self._catalog.pin((parent,))
         # Never better than what is there, so that the keys and values are left alone.
-        provenance = max(record.provenance, resident.provenance)
+        provenance = record.provenance.worst(resident.provenance)
         admission = self._catalog.admit(parent, self._namespace, record.ids, provenance, hidden=True)
         self._catalog.unpin((parent,))
         if admission.page is not None:
