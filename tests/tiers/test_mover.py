@@ -10,7 +10,7 @@ import pytest
 
 from tailreplay.cache import PrefixCache
 from tailreplay.storage import Storage
-from tailreplay.tiers import mover
+from tailreplay.tiers import orders
 from tailreplay.tiers.base import KV
 from tests.core.tiny import LAYOUT, NAMESPACE, PAGE, REPLAY, TOPOLOGY, store
 from tests.tiers.memory_tier import MemoryTier
@@ -52,7 +52,7 @@ def test_pages_are_looked_up_together_though_they_come_in_batches(monkeypatch: p
     assert cache.flush()
     cache.clear()
     calls.clear()
-    monkeypatch.setattr(mover, "_BATCH_BYTES", 2 * LAYOUT.page_bytes)
+    monkeypatch.setattr(orders, "BATCH_BYTES", 2 * LAYOUT.page_bytes)
     assert prefetched(cache) == PAGES
     # Two of the finder's, whose batches grow, and one of the mover's.
     assert calls["contains"] == 3

@@ -14,8 +14,9 @@ from tailreplay.modes import Reuse
 from tailreplay.page import Page
 from tailreplay.tiers.base import Tier, TierError, Usage
 from tailreplay.tiers.finder import Finder
-from tailreplay.tiers.mover import Mover, Spill
+from tailreplay.tiers.mover import Mover
 from tailreplay.tiers.naming import record_of
+from tailreplay.tiers.orders import Spill
 from tailreplay.tiers.packing import Packer
 from tailreplay.tiers.promotion import Promotion, Search
 from tailreplay.topology import Topology
@@ -92,8 +93,6 @@ class LowerTiers:
 
     def spill(self, page: Page, namespace: Namespace) -> None:
         """Write a committed page to the tiers, some time later, if it is still there then. Under the lock."""
-        if self._closed:
-            return
         self._waiting.append((page, namespace))
         if len(self._waiting) > 2 * self._catalog.slots:
             # Most of them have been evicted: a tier that is slower than the traffic must not make this grow for ever.

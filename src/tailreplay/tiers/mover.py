@@ -7,57 +7,15 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
 
-from tailreplay.page_format import PageFormatError, PageHeader, is_intact, unpack_header
-from tailreplay.tiers.base import HIDDEN, KV, Found, Tier, TierError, TierPage
-from tailreplay.tiers.batches import by_count
-from tailreplay.tiers.naming import PageRecord, rank_key
+from tailreplay.tiers.base import Tier
+from tailreplay.tiers.fetching import Fetcher
+from tailreplay.tiers.orders import BATCH_PAGES, Done, Fetch, Spill
 from tailreplay.tiers.packing import Packer
+from tailreplay.tiers.spilling import Spiller
 
 log = logging.getLogger("tailreplay")
-_BATCH_BYTES = 8 << 20
-_BATCH_PAGES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Bring one page into host memory.
-
-    Attributes
-    ----------
-    tag : int
-        Names it in what comes back.
-    slots : tuple of (str, int, int, int)
-        (part, slot, index of the tier, bytes) of each part to bring.
-    """
-
-    tag: int
-    record: PageRecord
-    slots: tuple[tuple[str, int, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Spill:
-    """Write one page to every tier. Its slots must not change until it comes back as done."""
-
-    tag: int
-    record: PageRecord
-    slot: int
-    hidden_slot: int
-
-
-Done = Callable[[int, bool], None]
-"""``done(tag, good)``, on a thread of the mover's (or the caller's, if it refuses)."""
-
-Known = tuple[bytes, PageHeader]
-"""A header as it is stored, and what it says."""
-Headers = dict[tuple[int, bytes], Known]
-"""By index of the tier, and key."""
-
-_T = TypeVar("_T")
 _STUCK_SECONDS = 2.0
 
 
@@ -67,23 +25,26 @@ class Mover:
     Parameters
     ----------
     tiers : sequence of Tier
-        Fastest first; their calls must end (see `tailreplay.tiers.guard`).
+        Fastest first; their calls must end (see `tailreplay.tiers.guard`). Closed by `close`.
     seal : bool
         Whether to note checksums of what was fetched.
 
     Attributes
     ----------
     counts : Counter
-        ``fetched``, ``spilled``, ``spill_bytes``, ``fetch_bytes`` by tier, ``damaged``, ``unfit`` …, since the start.
+        Since the start, by tier: "spilled:disk", "spill_bytes:disk", "spill_failed:disk", "fetch_bytes:disk",
+        "fetch_failed:disk"; and "damaged" (dropped), "unfit" (a codec cannot hold it).
     """
 
     def __init__(self, packer: Packer, tiers: Sequence[Tier], seal: bool = True) -> None:
-        self._packer = packer
         self._tiers = tiers
-        self._seal = seal
         self.counts: Counter[str] = Counter()
+        self._fetcher = Fetcher(packer, tiers, seal, self.counts)
+        self._spiller = Spiller(packer, tiers, self.counts)
         self._fetches: queue.SimpleQueue[tuple[Sequence[Fetch], Done] | None] = queue.SimpleQueue()
-        self._spills: queue.SimpleQueue[tuple[Spill, Done] | threading.Event | None] = queue.SimpleQueue()
+        self._spills: queue.SimpleQueue[tuple[Spill, Done] | None] = queue.SimpleQueue()
+        # Nothing is put into a queue after the None that ends its thread.
+        self._entry = threading.Lock()
         self._closing = False
         self._busy_since: float | None = None
         self._threads = [
@@ -95,222 +56,69 @@ class Mover:
 
     def fetch(self, orders: Sequence[Fetch], done: Done) -> None:
         """Bring pages into host memory; `done` is called once for each. What cannot be had comes back as not good."""
-        if self._closing or self._is_stuck():
+        with self._entry:
+            refused = self._closing or self._is_stuck()
+            if not refused:
+                self._fetches.put((orders, done))
+        if refused:
             for order in orders:
-                done(order.tag, False)
-        else:
-            self._fetches.put((orders, done))
+                _tell(done, order.tag, False)
 
     def spill(self, order: Spill, done: Done) -> None:
         """Write a page to the tiers, some time later; `done` says whether any tier took it."""
-        if self._closing:
-            done(order.tag, False)
-        else:
-            self._spills.put((order, done))
-
-    def flush(self, seconds: float) -> bool:
-        """Wait until all spills so far are done. False if that takes longer."""
-        reached = threading.Event()
-        self._spills.put(reached)
-        return self._closing or reached.wait(seconds)
+        with self._entry:
+            refused = self._closing
+            if not refused:
+                self._spills.put((order, done))
+        if refused:
+            _tell(done, order.tag, False)
 
     def close(self, seconds: float = 10.0) -> None:
         """Finish what was ordered, within `seconds`; end the threads and close the tiers. A second call does nothing."""
-        if not self._closing:
+        with self._entry:
+            if self._closing:
+                return
             self._closing = True
             self._fetches.put(None)
             self._spills.put(None)
-            for thread in self._threads:
-                thread.join(seconds)
-            for tier in self._tiers:
-                tier.close()
+        for thread in self._threads:
+            thread.join(seconds)
+        for tier in self._tiers:
+            tier.close()
 
-    # ---- fetching
+    # ---- on its threads
 
     def _run_fetches(self) -> None:
         while (job := self._fetches.get()) is not None:
             orders, done = job
-            # A look-up is a round trip, and headers are small: one for many pages, however large they are.
-            for group in by_count(orders, _BATCH_PAGES):
-                headers: Headers | None = None
-                for batch in _batches(group):
-                    self._busy_since = time.monotonic()
-                    good: set[int] = set()
-                    try:
-                        if headers is None:
-                            headers = self._look_up(group)
-                        good = self._fetch(batch, headers)
-                    except Exception:
-                        # A thread that ended here would leave every later hit waiting.
-                        log.exception("Fetching pages failed; what they hold is computed.")
-                    self._busy_since = None
-                    for order in batch:
-                        _tell(done, order.tag, order.tag in good)
+            self._busy_since = time.monotonic()
+            for batch, good in self._fetcher.fetch(orders):
+                for order in batch:
+                    _tell(done, order.tag, order.tag in good)
+                self._busy_since = time.monotonic()
+            self._busy_since = None
 
     def _is_stuck(self) -> bool:
         """Whether a medium behind a memory map keeps the thread waiting: no deadline ends that; others need not wait."""
         since = self._busy_since
         return since is not None and time.monotonic() - since > _STUCK_SECONDS
 
-    def _look_up(self, orders: Sequence[Fetch]) -> Headers:
-        """Return what is there of the pages that are to be brought."""
-        headers: Headers = {}
-        for index, tier in enumerate(self._tiers):
-            mine = {self._key(order): order for order in orders if any(slot[2] == index for slot in order.slots)}
-            if not mine:
-                continue
-            try:
-                for (key, order), found in zip(mine.items(), tier.contains(list(mine)), strict=True):
-                    header = self._header(tier, key, found, order)
-                    if found is not None and header is not None:
-                        headers[index, key] = found.header, header
-            except TierError as error:
-                log.debug("Fetching from %s: %s", tier.name, error)
-                self.counts[f"fetch_failed:{tier.name}"] += len(mine)
-        return headers
-
-    def _fetch(self, orders: Sequence[Fetch], headers: Headers) -> set[int]:
-        """Bring a batch; returns the tags of pages all of whose parts have come."""
-        missing: set[int] = set()
-        # Hiddens first: they are what a replay begins with.
-        for part in (HIDDEN, KV):
-            for index, tier in enumerate(self._tiers):
-                wanted = [
-                    (order.tag, slot, headers.get((index, self._key(order))))
-                    for order in orders
-                    for name, slot, source, _ in order.slots
-                    if (name, source) == (part, index)
-                ]
-                there = [(tag, slot, known) for tag, slot, known in wanted if known and part in known[1].parts]
-                missing |= {tag for tag, *_ in wanted} - (self._fetch_part(tier, part, there) if there else set())
-        return {order.tag for order in orders} - missing
-
-    def _fetch_part(self, tier: Tier, part: str, wanted: Sequence[tuple[int, int, Known]]) -> set[int]:
-        """Bring one part of pages (tag, slot, header); returns the tags of those that have come."""
-        came: set[int] = set()
-        try:
-            keys = [rank_key(known[1].key, self._packer.rank) for *_, known in wanted]
-            for key, data, (tag, slot, known) in zip(keys, tier.get(keys, part), wanted, strict=True):
-                if data is not None and self._take(tier, part, known, key, data, slot):
-                    came.add(tag)
-        except TierError as error:
-            log.debug("Fetching from %s: %s", tier.name, error)
-            self.counts[f"fetch_failed:{tier.name}"] += len(wanted) - len(came)
-        return came
-
-    def _key(self, order: Fetch) -> bytes:
-        return rank_key(order.record.key, self._packer.rank)
-
-    def _header(self, tier: Tier, key: bytes, found: Found | None, order: Fetch) -> PageHeader | None:
-        """Return the page's checked header; None, and the page is dropped, if it is not what was looked up."""
-        if found is None:
-            return None
-        try:
-            header = unpack_header(found.header)
-            self._packer.check(header, order.record)
-        except PageFormatError as error:
-            self._condemn(tier, key, str(error))
-            return None
-        return header
-
-    def _take(self, tier: Tier, part: str, known: Known, key: bytes, data: memoryview, slot: int) -> bool:
-        seen, header = known
-        entry = header.parts[part]
-        if not is_intact(entry, data):
-            (now,) = tier.contains([key])
-            # Somebody may have put better bytes there since the header was read.
-            if now is not None and now.header == seen:
-                self._condemn(tier, key, "its bytes are not what was stored")
-            return False
-        self._packer.unpack(part, entry, data, slot)
-        if self._seal:
-            self._packer.seal(part, slot, header.tokens)
-        self.counts[f"fetch_bytes:{tier.name}"] += entry.nbytes
-        return True
-
-    def _condemn(self, tier: Tier, key: bytes, why: str) -> None:
-        """Drop a page that must not be used."""
-        if not self.counts["damaged"]:
-            log.warning("A page in the %s tier is dropped: %s (further ones are only counted).", tier.name, why)
-        self.counts["damaged"] += 1
-        try:
-            tier.drop([key])
-        except TierError:
-            log.debug("The page could not be dropped.")
-
-    # ---- writing
-
     def _run_spills(self) -> None:
         ended = False
         while not ended:
             jobs = [self._spills.get()]
-            while len(jobs) < _BATCH_PAGES and jobs[-1] is not None and not self._spills.empty():
+            while len(jobs) < BATCH_PAGES and jobs[-1] is not None and not self._spills.empty():
                 jobs.append(self._spills.get())
             ended = jobs[-1] is None
-            spills = [job for job in jobs if isinstance(job, tuple)]
-            written: set[int] = set()
-            try:
-                written = self._spill([order for order, _ in spills])
-            except Exception:
-                log.exception("Writing pages failed; they stay in host memory.")
+            spills = [job for job in jobs if job is not None]
+            written = self._spiller.spill([order for order, _ in spills])
             for order, done in spills:
                 _tell(done, order.tag, order.tag in written)
-            for job in jobs:
-                if isinstance(job, threading.Event):
-                    job.set()
-
-    def _spill(self, orders: Sequence[Spill]) -> set[int]:
-        """Write pages to every tier; returns the tags of those that any took."""
-        packed: list[tuple[Spill, TierPage]] = []
-        for order in orders:
-            try:
-                packed.append((order, self._packer.pack(order.record, order.slot, order.hidden_slot)))
-            except ValueError as error:
-                self.counts["unfit"] += 1
-                log.debug("A page is not written: %s", error)
-        for tier in self._tiers:
-            for batch in _batches_of(packed):
-                if self._write(tier, [page for _, page in batch]):
-                    written |= {order.tag for order, _ in batch}
-        return written
-
-    def _write(self, tier: Tier, pages: Sequence[TierPage]) -> bool:
-        """Write what `tier` lacks, or has in a worse form (see `tailreplay.tiers.merging`). False if it fails."""
-        try:
-            tier.put(pages)
-        except TierError as error:
-            log.debug("Writing to %s: %s", tier.name, error)
-            self.counts[f"spill_failed:{tier.name}"] += len(pages)
-            return False
-        self.counts[f"spilled:{tier.name}"] += len(pages)
-        self.counts[f"spill_bytes:{tier.name}"] += sum(page.nbytes for page in pages)
-        return True
 
 
 def _tell(done: Done, tag: int, good: bool) -> None:
+    """Call `done`. An error there must not end a mover's thread: nothing would ever be moved again."""
     try:
         done(tag, good)
     except Exception:
         log.exception("Noting what became of a page failed.")
-
-
-def _batches(orders: Sequence[Fetch]) -> list[list[Fetch]]:
-    """Cut orders into runs of a few MiB, so that each ends within a tier's deadline."""
-    return _cut(orders, lambda order: sum(size for *_, size in order.slots))
-
-
-def _batches_of(packed: Sequence[tuple[Spill, TierPage]]) -> list[list[tuple[Spill, TierPage]]]:
-    return _cut(packed, lambda entry: entry[1].nbytes)
-
-
-def _cut(items: Sequence[_T], size_of: Callable[[_T], int]) -> list[list[_T]]:
-    runs: list[list[_T]] = []
-    room = 0
-    for item in items:
-        size = size_of(item)
-        if not runs or size > room or len(runs[-1]) == _BATCH_PAGES:
-            runs.append([])
-            room = _BATCH_BYTES
-        runs[-1].append(item)
-        room -= size
-    return runs

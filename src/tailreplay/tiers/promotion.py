@@ -11,8 +11,8 @@ from tailreplay.modes import Reuse
 from tailreplay.page import Page
 from tailreplay.tiers.base import HIDDEN, KV
 from tailreplay.tiers.finder import FoundPage
-from tailreplay.tiers.mover import Fetch
 from tailreplay.tiers.naming import record_of
+from tailreplay.tiers.orders import Fetch
 from tailreplay.topology import Topology
 
 

@@ -15,8 +15,8 @@ from tailreplay.keys import TOKEN_BYTES, Namespace, page_key
 from tailreplay.page import Page
 from tailreplay.tiers.base import Tier
 from tailreplay.tiers.finder import Finder, FoundPage
-from tailreplay.tiers.mover import Fetch, Spill
 from tailreplay.tiers.naming import record_of
+from tailreplay.tiers.orders import Fetch, Spill
 from tailreplay.tiers.promotion import Promotion, Search
 from tailreplay.topology import Topology
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tailreplay.engines.vllm.compat import KVConnectorMetadata, KVConnectorWorkerMetadata
-from tailreplay.tiers.mover import Fetch, Spill
+from tailreplay.tiers.orders import Fetch, Spill
 
 
 @dataclass(frozen=True)

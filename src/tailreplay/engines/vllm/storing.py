@@ -13,7 +13,7 @@ from tailreplay.keys import token_bytes
 from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT, Provenance
-from tailreplay.tiers.mover import Spill
+from tailreplay.tiers.orders import Spill
 
 
 class PageWriter:
