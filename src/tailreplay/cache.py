@@ -129,15 +129,21 @@ class PrefixCache:
         """
         ids = token_bytes(tokens)
         plan = self._plan(ids, namespace, reuse, topology, costs)
-        for _ in range(_LOOKS_BELOW):
-            if self._lower is None or not _may_be_longer(plan, reuse):
-                break
-            # Nothing of it may be evicted while more is brought up: it stays pinned until the longer one is.
-            if not self._lower.promote(ids, namespace, reuse, topology, plan.tokens - 1):
-                break
-            plan = self._again(plan, ids, namespace, reuse, topology, costs)
-        while self._condemn_damaged(plan):
-            plan = self._again(plan, ids, namespace, reuse, topology, costs)
+        try:
+            for _ in range(_LOOKS_BELOW):
+                if self._lower is None or not _may_be_longer(plan, reuse):
+                    break
+                # Nothing of it may be evicted while more is brought up: it stays pinned until the longer one is.
+                came, complete = self._lower.promote(ids, namespace, reuse, topology, plan.tokens - 1)
+                if came:
+                    plan = self._again(plan, ids, namespace, reuse, topology, costs)
+                if not came or complete:
+                    break
+            while self._condemn_damaged(plan):
+                plan = self._again(plan, ids, namespace, reuse, topology, costs)
+        except BaseException:
+            self.release(plan)
+            raise
         return plan
 
     def prefetch(self, tokens: TokenIds, namespace: Namespace, reuse: Reuse, topology: Topology) -> int:
@@ -145,7 +151,7 @@ class PrefixCache:
         ids = token_bytes(tokens)
         if self._lower is None or reuse.mode == "off" or len(ids) < 2 * TOKEN_BYTES:
             return 0
-        return self._lower.promote(ids, namespace, reuse, topology, len(ids) // TOKEN_BYTES - 1)
+        return self._lower.promote(ids, namespace, reuse, topology, len(ids) // TOKEN_BYTES - 1)[0]
 
     def fetch(self, plan: ReplayPlan) -> PagesView:
         """Return a reader of the plan's pages, valid until `release`."""

@@ -159,7 +159,7 @@ def unpack_header(data: bytes | memoryview) -> PageHeader:
         raise PageFormatError("The page header is damaged: its checksum is wrong.")
     try:
         return _header(json.loads(checked[:length]), checked[length:])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise PageFormatError(f"The page header lacks something: {error!r}.") from error
 
 
@@ -189,9 +189,9 @@ def _header(text: dict[str, Any], ids: bytes) -> PageHeader:
 
 
 @lru_cache(4096, typed=True)
-def _tensor(*fields: Any) -> TensorEntry:
+def _tensor(name: str, shape: tuple[int, ...], dtype: str, codec: str, token_bytes: int, rows: int) -> TensorEntry:
     """Pages of one model differ in nothing here, and making these anew takes longer than reading the JSON."""
-    return TensorEntry(*fields)
+    return TensorEntry(str(name), tuple(map(int, shape)), str(dtype), str(codec), int(token_bytes), int(rows))
 
 
 def offsets(tensors: Sequence[TensorEntry]) -> tuple[list[int], int]:

@@ -28,13 +28,12 @@ class StandIns:
         hidden : bool
             Whether there are hiddens to store.
         """
-        # Somebody may be reading a page that is pinned twice: a better copy waits for a later request.
-        if present.pins > 1:
-            return None
         slot: int | None = -1
-        if provenance < present.provenance:
+        # Somebody may be reading a page that is pinned twice: a better copy waits for a later request. Nobody reads hiddens
+        # that are not there.
+        if provenance < present.provenance and present.pins == 1:
             slot = self._room.take(present.tenant)
-        elif not hidden or present.has_hidden:
+        elif not hidden or present.has_hidden or present in self._present.values():
             slot = None
         if slot is None:
             return None

@@ -97,8 +97,13 @@ class Storage:
             quotas=self.quotas(),
         )
 
-    def open(self) -> list[Tier]:
+    def open(self, lends: bool = True) -> list[Tier]:
         """Open the tiers, each behind a guard that keeps the deadline.
+
+        Parameters
+        ----------
+        lends : bool
+            False for a process that only looks up (see `tailreplay.tiers.factory.open_tier`).
 
         Raises
         ------
@@ -111,7 +116,7 @@ class Storage:
         opened: list[Tier] = []
         try:
             for tier in self.tiers:
-                plain = open_tier(tier, deadline=self.deadline) if isinstance(tier, str) else tier
+                plain = open_tier(tier, deadline=self.deadline, lends=lends) if isinstance(tier, str) else tier
                 opened.append(plain if isinstance(plain, Guarded) else Guarded(plain, self.deadline))
         except BaseException:
             for each in opened:

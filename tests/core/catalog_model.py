@@ -256,9 +256,9 @@ class Model:
         if not present.ready:
             return "busy"
         self.pin([name])
-        if present.pins > 1:
+        if present.better is not None:
             return "present"
-        if provenance < present.provenance:
+        if provenance < present.provenance and present.pins == 1:
             if self._make_room():
                 present.better, present.adds = provenance, False
                 present.better_hidden = hidden and self._make_hidden_room()

@@ -32,7 +32,7 @@ OPTIONS = {
 }
 
 
-def open_tier(spec: str, guarded: bool = True, deadline: float = DEADLINE) -> Tier:
+def open_tier(spec: str, guarded: bool = True, deadline: float = DEADLINE, lends: bool = True) -> Tier:
     """Open the tier that `spec` names.
 
     Parameters
@@ -44,6 +44,8 @@ def open_tier(spec: str, guarded: bool = True, deadline: float = DEADLINE) -> Ti
         Put `Guarded` around a tier on a server.
     deadline : float
         Seconds for `Guarded`, where `spec` has no option ``deadline``.
+    lends : bool
+        False for who only looks up: it lends no memory to a store, whatever `spec` says.
 
     Raises
     ------
@@ -53,6 +55,8 @@ def open_tier(spec: str, guarded: bool = True, deadline: float = DEADLINE) -> Ti
     scheme, options = _parse(spec)
     if scheme == "disk":
         return _disk(spec, options)
+    if not lends:
+        options.pop("lend", None)
     deadline = _seconds(options.pop("deadline", str(deadline)), "deadline")
     tier = _mooncake(spec, options) if scheme == "mooncake" else _redis(spec, options)
     return Guarded(tier, deadline=deadline) if guarded else tier

@@ -136,17 +136,18 @@ class Finder:
         return best
 
     def _hinted(self, tier: Tier, names: Sequence[bytes]) -> PageHeader | None:
-        """Return the header of the page that the first of `names` that is known stands for."""
-        key = None
+        """Return the header of the page that the first of `names` stands for whose page is there."""
         try:
-            key = next((key for key in tier.resolve(names) if key is not None), None)
-            (found,) = tier.contains([key]) if key is not None else (None,)
-            return unpack_header(found.header) if found is not None else None
-        except PageFormatError as error:
-            assert key is not None
-            self._condemn(tier, [key], str(error))
+            keys = list(dict.fromkeys(key for key in tier.resolve(names) if key is not None))
+            entries = tier.contains(keys) if keys else []
         except TierError:
-            pass
+            return None
+        for key, found in zip(keys, entries, strict=True):
+            try:
+                if found is not None:
+                    return unpack_header(found.header)
+            except PageFormatError as error:
+                self._condemn(tier, [key], str(error))
         return None
 
     def _headers(

@@ -54,11 +54,13 @@ class LowerTiers:
         self._lost = 0
         self._closed = False
 
-    def promote(self, ids: bytes, namespace: Namespace, reuse: Reuse, topology: Topology, limit: int) -> int:
-        """Bring up what the tiers hold of a prompt beyond host memory, or lack there. Returns how many pages came.
+    def promote(
+        self, ids: bytes, namespace: Namespace, reuse: Reuse, topology: Topology, limit: int
+    ) -> tuple[int, bool]:
+        """Bring up what the tiers hold of a prompt beyond host memory, or hiddens that it lacks there.
 
         Blocks until they are there, a tier's deadline has passed, or it takes longer than their bytes justify; what comes
-        later still can be matched later.
+        later still can be matched later. Returns how many pages came, and whether all came that were found.
         """
         with self._turn:
             match = self._match(ids, namespace, reuse, limit)
@@ -68,7 +70,7 @@ class LowerTiers:
                 [page for page in self._finder.pages(search.lacking) if page is not None] if search.lacking else []
             )
             if not found and not lacking:
-                return 0
+                return 0, True
             arrived = threading.Event()
             with self._lock:
                 promotion = Promotion(
@@ -77,7 +79,7 @@ class LowerTiers:
                 self._tag += len(promotion.orders)
             if not promotion.orders:
                 with self._lock:
-                    return promotion.finish()
+                    return promotion.finish(), True
             came: list[int] = []
 
             def done(tag: int, good: bool) -> None:
@@ -89,11 +91,16 @@ class LowerTiers:
             self._mover.fetch(promotion.orders, done)
             nbytes = sum(size for order in promotion.orders for *_, size in order.slots)
             arrived.wait(_PATIENCE + nbytes / _SLOWEST)
-            return came[0] if came else 0
+            return (came[0], came[0] == len(promotion.orders)) if came else (0, False)
 
     def spill(self, page: Page, namespace: Namespace) -> None:
         """Write a committed page to the tiers, some time later, if it is still there then. Under the lock."""
         self._waiting.append((page, namespace))
+        if len(self._waiting) > 2 * self._catalog.slots:
+            # A tier slower than storing: those that were evicted meanwhile hold on to their parents.
+            there = [entry for entry in self._waiting if entry[0].ready]
+            self._lost += len(self._waiting) - len(there)
+            self._waiting = deque(there)
         if len(self._waiting) > 2 * self._catalog.slots:
             # Most of them have been evicted: a tier that is slower than the traffic must not make this grow for ever.
             there = {id(page): (page, namespace) for page, namespace in self._waiting if page.ready}

@@ -70,11 +70,6 @@ class Packer:
         }
         self._lossy = lossy
 
-    @property
-    def has_hidden(self) -> bool:
-        """Whether pages of this layout have hiddens at all."""
-        return bool(self._specs[HIDDEN])
-
     def pack(self, record: PageRecord, slot: int, hidden_slot: int) -> TierPage:
         """Return the page in the arena's slots as a tier takes it; views into the arena where nothing is encoded.
 

@@ -106,11 +106,6 @@ class Promotion:
         """Orders that have not ended."""
         return len(self.orders) - len(self._good)
 
-    @property
-    def tags(self) -> list[int]:
-        """Names of its orders."""
-        return [order.tag for order in self.orders]
-
     def end(self, tag: int, good: bool) -> bool:
         """Note that an order has ended. True if it was the last: then call `finish`."""
         self._good[tag] = good

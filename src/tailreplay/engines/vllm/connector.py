@@ -42,7 +42,9 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         if role is compat.KVConnectorRole.SCHEDULER:
             storage = self._settings.storage
             model = compat.fingerprint(vllm_config, outlasts=bool(storage.tiers))
-            self._scheduler = SchedulerSide(self._settings, self._geometry, model, self._events, storage.open())
+            self._scheduler = SchedulerSide(
+                self._settings, self._geometry, model, self._events, storage.open(lends=False)
+            )
 
     def shutdown(self) -> None:
         if self._worker is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from tailreplay.tiers.orders import Fetch, Spill
 from tailreplay.tiers.promotion import Promotion, Search
 from tailreplay.topology import Topology
 
+log = logging.getLogger("vllm.tailreplay")
 _PATIENCE = 2.0
 _SLOWEST = 50e6
 _AT_ONCE = 8
@@ -40,6 +42,7 @@ class _Wish:
     answer: Future[Answer]
     promotion: Promotion | None = None
     keys: list[bytes] = field(default_factory=list)
+    failed: bool = False
 
 
 class LowerSide:
@@ -127,6 +130,11 @@ class LowerSide:
     def spill(self, page: Page, namespace: Namespace) -> None:
         """Have a page that can be matched written, some time later, if it is still there then."""
         self._waiting.append((page, namespace))
+        if len(self._waiting) > 2 * self._catalog.slots:
+            # A tier slower than storing: those that were evicted meanwhile hold on to their parents.
+            there = [entry for entry in self._waiting if entry[0].ready]
+            self._counts["unwritten_pages"] += len(self._waiting) - len(there)
+            self._waiting = deque(there)
 
     @property
     def has_orders(self) -> bool:
@@ -190,7 +198,11 @@ class LowerSide:
             return
         if len({id(each.promotion) for each in self._fetching.values()}) >= _AT_ONCE:
             return
-        found, lacking = wish.answer.result()
+        try:
+            found, lacking = wish.answer.result()
+        except Exception:
+            log.exception("Looking for pages in lower tiers failed; the request goes on without them.")
+            found, lacking = [], []
         promotion = Promotion(
             self._catalog,
             wish.tracked.namespace,
@@ -220,9 +232,10 @@ class LowerSide:
     def _fetched(self, tag: int, good: bool) -> None:
         wish = self._fetching.pop(tag)
         assert wish.promotion is not None
-        wish.tracked.look_again |= not good
+        wish.failed |= not good
         if not wish.promotion.end(tag, good):
             return
+        wish.tracked.look_again = wish.failed
         self._counts["fetched_pages"] += wish.promotion.finish()
         self._coming -= Counter(wish.keys)
         for name, other in list(self._wishes.items()):

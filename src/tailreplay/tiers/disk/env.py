@@ -276,7 +276,8 @@ class DiskEnv:
         if self._env is not None:
             os.close(self._file)
             self._env.close()
-            self._env = None
+            # Whatever fails before it is open again: the next call opens it.
+            self._env, self._stale = None, True
 
     def _shut(self) -> None:
         self._disconnect()

@@ -1,4 +1,4 @@
-"""Which pages were read since it was last written down: a read never waits for a write."""
+"""Which pages were read since it was last written down: a write every thousand reads or so, not one each."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -17,6 +18,7 @@ from tailreplay.pages import PartSpec
 from tailreplay.topology import Topology
 from tailreplay.weights import weights_stamp
 
+_ELSEWHERE = ("_name_or_path", "transformers_version")
 CONNECTOR = "TailReplayConnector"
 PAGE_TOKENS = 64
 # Attention kernels whose cache keeps each token's keys and values apart, so that tokens can be cut out of a block.
@@ -63,6 +65,8 @@ class Geometry:
         This rank's.
     tensor_ranks : int
         Ranks that hold a stage together.
+    kernels : str
+        vLLM's attention backend: how keys and values lie in a block is its affair.
     """
 
     block_size: int
@@ -77,6 +81,7 @@ class Geometry:
     stages: tuple[Topology, ...]
     stage: int
     tensor_ranks: int
+    kernels: str = ""
 
     @property
     def topology(self) -> Topology:
@@ -197,7 +202,8 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         )
     aligned = config.cache_config.mamba_cache_mode == "align"
     page = spec.block_size
-    if attention_kernels(config, list(group.layer_names)) in SLICEABLE:
+    kernels = attention_kernels(config, list(group.layer_names))
+    if kernels in SLICEABLE:
         # vLLM's own hits end at its blocks' borders, and what follows can be stored only if a page ends there too.
         page = gcd(PAGE_TOKENS, page) if aligned else min(PAGE_TOKENS, page)
     return Geometry(
@@ -213,6 +219,7 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         stages=stages_of(config),
         stage=stage_of(config),
         tensor_ranks=parallel.tensor_parallel_size,
+        kernels=kernels,
     )
 
 
@@ -269,5 +276,8 @@ def fingerprint(config: VllmConfig, outlasts: bool = False) -> str:
     if outlasts:
         load = config.load_config
         own = (vllm.__version__, torch.backends.cpu.get_cpu_capability(), str(load.load_format), model.seed)
-        fields = (weights_stamp(model.model, model.revision), *fields[2:], *own)
+        # The configuration as it is in force: overrides change numbers and are in no file. Where the model lies does not.
+        named = {key: value for key, value in model.hf_config.to_dict().items() if key not in _ELSEWHERE}
+        text = json.dumps(named, sort_keys=True, default=str)
+        fields = (weights_stamp(model.model, model.revision), *fields[2:], *own, text)
     return repr(fields)
