@@ -58,7 +58,9 @@ class Putter:
         self._touches.add([page.key for page in kept])
         if refused:
             size = format_bytes(max(page.nbytes for page in refused))
-            raise TierFullError(f"{len(refused)} pages of up to {size} are larger than the disk cache's limit: raise it.")
+            raise TierFullError(
+                f"{len(refused)} pages of up to {size} are larger than the disk cache's limit: raise it."
+            )
 
     def _too_large(self, env: DiskEnv, page: TierPage) -> bool:
         if len(page.key) != KEY_BYTES or len(page.tenant) != 8 or any(len(hint) != KEY_BYTES for hint in page.hints):
