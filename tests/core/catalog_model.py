@@ -170,7 +170,7 @@ class Model:
         entry = self.entries[name]
         if entry.better is not None:
             if entry.adds and entry.ready and not entry.hidden:
-                entry.provenance, entry.hidden = max(entry.provenance, entry.better), True
+                entry.provenance, entry.hidden = entry.provenance.worst(entry.better), True
                 entry.hidden_used, entry.hidden_read = self._tick, True
             elif not entry.adds and entry.pins == 1:
                 entry.provenance, entry.hidden = entry.better, entry.better_hidden

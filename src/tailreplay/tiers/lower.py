@@ -97,11 +97,6 @@ class LowerTiers:
         """Write a committed page to the tiers, some time later, if it is still there then. Under the lock."""
         self._waiting.append((page, namespace))
         if len(self._waiting) > 2 * self._catalog.slots:
-            # A tier slower than storing: those that were evicted meanwhile hold on to their parents.
-            there = [entry for entry in self._waiting if entry[0].ready]
-            self._lost += len(self._waiting) - len(there)
-            self._waiting = deque(there)
-        if len(self._waiting) > 2 * self._catalog.slots:
             # Most of them have been evicted: a tier that is slower than the traffic must not make this grow for ever.
             there = {id(page): (page, namespace) for page, namespace in self._waiting if page.ready}
             self._lost += len(self._waiting) - len(there)
