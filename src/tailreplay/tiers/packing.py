@@ -71,6 +71,11 @@ class Packer:
         self._lossy = lossy
 
     @property
+    def arena_is_lossy(self) -> bool:
+        """Whether host memory itself holds pages in a lossy codec."""
+        return self._arena.layout.lossy
+
+    @property
     def has_hidden(self) -> bool:
         """Whether pages of this layout have hiddens at all."""
         return bool(self._specs[HIDDEN])
