@@ -80,6 +80,6 @@ def policy_of(name: str, costs: CostModel | None = None) -> Policy:
         "lru": LeastRecentlyUsed,
         "flops": lambda: FlopAware() if costs is None else FlopAware.of(costs),
     }
-    if name not in made:
+    if not isinstance(name, str) or name not in made:
         raise CacheConfigError(f"The eviction policy must be one of {', '.join(made)}, got {name!r}.")
     return made[name]()

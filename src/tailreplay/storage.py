@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from tailreplay.catalog import Catalog
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_HIDDEN_CODEC = "int8"
 CODECS = ("none", "int8", "fp8_e4m3")  # those of `tailreplay.codecs`, which needs torch
 DEADLINE = 0.2
+MOST_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,15 @@ class Storage:
         share = self.hidden_share
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise CacheConfigError(f"hidden_share must be a number in (0, 1], got {share!r}.")
-        if (
-            isinstance(self.deadline, bool)
-            or not isinstance(self.deadline, (int, float))
-            or not 0 < self.deadline < inf
-        ):
+        if isinstance(self.tiers, str):
+            raise CacheConfigError(f"The tiers must be a list of addresses, got {self.tiers!r}.")
+        for name in ("reserved", "limits"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise CacheConfigError(f"'{name}' must map salts to sizes, got {getattr(self, name)!r}.")
+        deadline = self.deadline
+        if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline <= MOST_SECONDS:
             raise CacheConfigError(
-                f"The deadline of tiers must be a positive number of seconds, got {self.deadline!r}."
+                f"The deadline of tiers must be a positive number of seconds, an hour at most, got {deadline!r}."
             )
 
     def quotas(self) -> Quotas:

@@ -8,10 +8,11 @@ from unittest.mock import patch
 
 import pytest
 
+from tailreplay.modes import parse_reuse
 from tailreplay.page_format import pack_header, unpack_header
 from tailreplay.provenance import EXACT, Provenance
 from tailreplay.tiers.packing import Packer
-from tests.core.tiny import PAGE, look_up, matched, store
+from tests.core.tiny import EXACTLY, PAGE, look_up, matched, store
 from tests.tiers.memory_tier import MemoryTier
 from tests.tiers.test_below import PROMPT, make_cache
 
@@ -114,3 +115,20 @@ def test_parts_of_two_origins_are_as_bad_as_both() -> None:
     assert far.pages == pages
     assert not cache.stats().moved.get("damaged")
     cache.release(plan)
+
+
+@pytest.mark.parametrize("host", [{"host_codec": "int8"}, {"host_kv_codec": "int8"}])
+def test_exact_pages_are_not_exact_in_host_memory_that_quantises(tier: MemoryTier, host: dict[str, str]) -> None:
+    """Two servers share a tier; only one of them holds pages without loss."""
+    first, second = make_cache(tier), make_cache(tier, **host)
+    store(first, PROMPT)
+    assert first.flush()
+    plan = look_up(second, PROMPT, EXACTLY)
+    assert plan.matched == 0
+    second.release(plan)
+    plan = look_up(second, PROMPT, parse_reuse("replay", 1.0))
+    assert plan.matched == plan.replayed == len(PROMPT) - 1
+    assert not plan.exact
+    assert plan.provenance == Provenance(0, True)
+    second.release(plan)
+    assert matched(first, PROMPT, EXACTLY) == len(PROMPT) - 1

@@ -214,3 +214,24 @@ def test_while_a_server_uses_the_folder(folder: Path) -> None:
     tier.put([make_page(30, {"kv": 100})])
     assert json.loads(run("stats", "--json"))["pages"] == 11
     tier.close()
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/x", "x" * 300, "a\0b"])
+def test_a_folder_that_cannot_be_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "ls", "--path", name]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "nameless", "long"])
+def test_an_export_replaces_nothing_but_files(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """A rename over a device takes it from the whole machine."""
+    target = {"pipe": tmp_path / "pipe", "folder": tmp_path, "nameless": Path("/"), "long": tmp_path / ("x" * 300)}[
+        kind
+    ]
+    if kind == "pipe":
+        os.mkfifo(target)
+    assert main(["cache", "export", str(target), "--path", str(folder)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert kind != "pipe" or target.is_fifo()

@@ -115,3 +115,22 @@ def test_a_file_that_is_damaged_leaves_the_log_one_line(folder: Path, caplog: py
         DiskTier(folder, 16 * MIB).close()
     [record] = caplog.records
     assert "data.mdb.damaged" in record.getMessage()
+
+
+def test_damaged_roots_are_moved_aside_at_the_next_start(folder: Path) -> None:
+    """Where a table begins: LMDB only says that the transaction is bad."""
+    filled(folder)
+    tier = DiskTier(folder, 16 * MIB)
+    size = (folder / DATA).stat().st_size
+    with (folder / DATA).open("r+b") as file:
+        for at in range(2 * 4096, size, 4096):
+            file.seek(at)
+            file.write(b"\xa5" * 600)
+    with pytest.raises(TierError):
+        tier.contains([key_of(0)])
+    tier.close()
+    tier = DiskTier(folder, 16 * MIB)
+    assert (folder / DAMAGED).exists()
+    tier.put([make_page(0, {"kv": 10})])
+    assert tier.usage().pages == 1
+    tier.close()

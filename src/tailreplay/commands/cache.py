@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.all or arguments.namespace or arguments.to is not None or arguments.older_than is not None
     ):
         raise CacheConfigError("Say what to prune: --to SIZE, --older-than TIME, --namespace PREFIX, or --all.")
-    tier = DiskTier(arguments.path.expanduser(), _limit(arguments))
+    tier = DiskTier(arguments.path, _limit(arguments))
     try:
         return _ACTIONS[arguments.action](tier, arguments)
     finally:
@@ -78,10 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _limit(arguments: argparse.Namespace) -> int | None:
-    from tailreplay.tiers.disk.file import DATA
+    from tailreplay.tiers.disk.file import DATA, folder_at
 
     asked: int | None = getattr(arguments, "limit", None)
-    there = (arguments.path.expanduser() / DATA).exists()
+    there = (folder_at(arguments.path) / DATA).exists()
     if arguments.action == "import" and asked is None and not there:
         raise CacheConfigError(f"There is no cache in '{arguments.path}': add --limit SIZE to make one.")
     # An import is no reason to change the limit of a cache that is there.

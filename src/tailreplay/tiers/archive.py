@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,6 +47,9 @@ def write_archive(path: Path, pages: Iterable[TierPage]) -> int:
     ArchiveError
         If it cannot be written.
     """
+    # Renaming the finished file over a device or a pipe would take it away from everybody who uses it.
+    if not path.name or (os.path.lexists(path) and not path.is_file()):
+        raise ArchiveError(f"'{path}' is no file: name one to be written.")
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)
@@ -57,7 +61,8 @@ def write_archive(path: Path, pages: Iterable[TierPage]) -> int:
     except OSError as error:
         raise ArchiveError(f"'{path}' cannot be written: {error.strerror}.") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return count
 
 

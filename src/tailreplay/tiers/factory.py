@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ SCHEMES = ("disk", "mooncake", *REDIS)
 DISK_LIMIT = "20GiB"
 MOONCAKE_PORT = 50051
 DEADLINE = 0.2
+# What threads and sockets can wait for, and nobody will.
+_MOST_DEADLINE, _MOST_SECONDS = 3600.0, 1e9
 _REMOTE = ("deadline", "prefix", "timeout")
 # Left in the URL: redis-py reads them.
 _REDIS_OWN = (
@@ -57,7 +58,7 @@ def open_tier(spec: str, guarded: bool = True, deadline: float = DEADLINE, lends
         return _disk(spec, options)
     if not lends:
         options.pop("lend", None)
-    deadline = _seconds(options.pop("deadline", str(deadline)), "deadline")
+    deadline = _seconds(options.pop("deadline", str(deadline)), "deadline", _MOST_DEADLINE)
     tier = _mooncake(spec, options) if scheme == "mooncake" else _redis(spec, options)
     return Guarded(tier, deadline=deadline) if guarded else tier
 
@@ -79,7 +80,7 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
     scheme = "disk" if head.startswith(("/", ".", "~")) or ":" not in head else head.partition(":")[0].lower()
     if not spec.strip() or scheme not in SCHEMES:
         raise CacheConfigError(
-            f"{_quoted(scheme)} is no storage: name a folder, or a URL that begins with one of {_listed(SCHEMES, ':')}."
+            f"{_quoted(scheme if spec.strip() else spec)} is no storage: name a folder, or a URL that begins with one of {_listed(SCHEMES, ':')}."
         )
     if scheme != "disk" and "://" not in head:
         raise CacheConfigError(f"A URL of {scheme} looks like {scheme}://HOST:PORT.")
@@ -121,7 +122,9 @@ def _folder(spec: str) -> Path:
         from tailreplay.tiers.disk.file import default_path
 
         return default_path()
-    return Path(folder).expanduser()
+    from tailreplay.tiers.disk.file import folder_at
+
+    return folder_at(folder)
 
 
 def _redis(spec: str, options: dict[str, str]) -> Tier:
@@ -150,13 +153,15 @@ def _mooncake(spec: str, options: dict[str, str]) -> Tier:
     return MooncakeTier(f"{host}:{MOONCAKE_PORT if port is None else port}", **more)
 
 
-def _seconds(text: str, name: str) -> float:
+def _seconds(text: str, name: str, most: float = _MOST_SECONDS) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise CacheConfigError(f"The option {name} is a positive number of seconds, got {_quoted(text)}.")
+    if not 0 < seconds <= most:
+        raise CacheConfigError(
+            f"The option {name} is a positive number of seconds, at most {most:.0f}, got {_quoted(text)}."
+        )
     return seconds
 
 

@@ -45,6 +45,7 @@ class LowerTiers:
         self.tiers = tiers
         self._finder = Finder(tiers, catalog.page_size)
         self._mover = Mover(packer, tiers)
+        self._lossy = packer.arena_is_lossy
         # One prompt at a time: what a prefetch is just bringing up, the request itself waits for.
         self._turn = threading.Lock()
         self._spilling: dict[int, Page] = {}
@@ -74,7 +75,7 @@ class LowerTiers:
             arrived = threading.Event()
             with self._lock:
                 promotion = Promotion(
-                    self._catalog, namespace, ids, limit, reuse, topology, lacking, found, first_tag=self._tag
+                    self._catalog, namespace, ids, limit, reuse, topology, lacking, found, self._tag, self._lossy
                 )
                 self._tag += len(promotion.orders)
             if not promotion.orders:

@@ -70,6 +70,11 @@ class Packer:
         }
         self._lossy = lossy
 
+    @property
+    def arena_is_lossy(self) -> bool:
+        """Whether host memory itself holds pages in a lossy codec."""
+        return self._arena.layout.lossy
+
     def pack(self, record: PageRecord, slot: int, hidden_slot: int) -> TierPage:
         """Return the page in the arena's slots as a tier takes it; views into the arena where nothing is encoded.
 

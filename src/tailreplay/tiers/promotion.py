@@ -9,6 +9,7 @@ from tailreplay.decisions import Admission, Match
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens
 from tailreplay.modes import Reuse
 from tailreplay.page import Page
+from tailreplay.provenance import Provenance
 from tailreplay.tiers.base import HIDDEN, KV
 from tailreplay.tiers.finder import FoundPage
 from tailreplay.tiers.naming import record_of
@@ -63,6 +64,8 @@ class Promotion:
         Resident pages whose hiddens are to be brought.
     found : sequence of FoundPage
         Pages after the last whole one that is resident, in order.
+    lossy : bool
+        Whether host memory holds pages in a lossy codec: what comes up is not exact there, whatever it was below.
 
     Attributes
     ----------
@@ -81,11 +84,13 @@ class Promotion:
         lacking: Sequence[FoundPage],
         found: Sequence[FoundPage],
         first_tag: int = 0,
+        lossy: bool = False,
     ) -> None:
         self._catalog = catalog
         self._namespace = namespace
         self.orders: list[Fetch] = []
         self._tag = first_tag
+        self._at_best = Provenance(0, lossy)
         # The hiddens of resident pages come one by one; pages that follow one another stand or fall by those before.
         self._runs: list[list[tuple[Admission, int | None]]] = []
         self._good: dict[int, bool] = {}
@@ -154,7 +159,8 @@ class Promotion:
         self._catalog.pin((parent,))
         for page in pages:
             record = page.record
-            admission = self._catalog.admit(after, self._namespace, record.ids, record.provenance, hidden=False)
+            provenance = record.provenance.worst(self._at_best)
+            admission = self._catalog.admit(after, self._namespace, record.ids, provenance, hidden=False)
             if admission.page is None:
                 break
             run.append(admission)
@@ -181,7 +187,7 @@ class Promotion:
             return
         self._catalog.pin((parent,))
         # Never better than what is there, so that the keys and values are left alone.
-        provenance = record.provenance.worst(resident.provenance)
+        provenance = record.provenance.worst(resident.provenance).worst(self._at_best)
         admission = self._catalog.admit(parent, self._namespace, record.ids, provenance, hidden=True)
         self._catalog.unpin((parent,))
         if admission.page is not None:

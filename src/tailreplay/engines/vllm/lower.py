@@ -54,11 +54,20 @@ class LowerSide:
         Ranks that each hold a share of every page: an order has ended when all of them have ended it.
     tiers : sequence of Tier
         Fastest first; used for look-ups only.
+    lossy : bool
+        Whether the workers' host memory holds pages in a lossy codec.
     """
 
     def __init__(
-        self, catalog: Catalog, topology: Topology, ranks: Sequence[str], tiers: Sequence[Tier], counts: Counter[str]
+        self,
+        catalog: Catalog,
+        topology: Topology,
+        ranks: Sequence[str],
+        tiers: Sequence[Tier],
+        counts: Counter[str],
+        lossy: bool = False,
     ) -> None:
+        self._lossy = lossy
         self._catalog = catalog
         self._topology = topology
         self._ranks = len(ranks)
@@ -212,7 +221,8 @@ class LowerSide:
             self._topology,
             [page for page in lacking if page is not None],
             found,
-            first_tag=self._tag,
+            self._tag,
+            self._lossy,
         )
         if not promotion.orders:
             promotion.finish()

@@ -72,9 +72,11 @@ class SchedulerSide:
         self.counts = self.tally.counts
         self._asked = Options(settings, self.counts)
         self._pacer = Pacer(settings.decode_slowdown, settings.max_replay_tokens_per_step)
-        self._lower = LowerSide(self.catalog, geometry.whole, geometry.ranks, tiers, self.counts) if tiers else None
-        self._lookup = Lookup(self.catalog, settings, geometry, self._lower)
         lossy = codec_of(settings.host_codec).lossy
+        self._lower = (
+            LowerSide(self.catalog, geometry.whole, geometry.ranks, tiers, self.counts, lossy) if tiers else None
+        )
+        self._lookup = Lookup(self.catalog, settings, geometry, self._lower)
         self._writer = PageWriter(
             self.catalog, geometry.block_size, settings.min_match, self.counts, self._lower, lossy
         )

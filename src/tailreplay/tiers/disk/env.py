@@ -94,6 +94,8 @@ class DiskEnv:
                 raise CacheConfigError(f"{self._data} cannot be opened: {error}.") from error
             except OSError as error:
                 raise CacheConfigError(f"{self._data} cannot be opened: {error.strerror}.") from error
+            except OverflowError as error:
+                raise CacheConfigError("The limit of the disk cache is more than this machine can address.") from error
 
     def _replace(self, reason: str) -> None:
         if self._asked is None:

@@ -33,7 +33,9 @@ def told(path: Path) -> Iterator[None]:
     except lmdb.Error as error:
         if _is_full(getattr(error, "code", 0), path):
             raise NoSpaceError(f"The disk of '{path}' is full.") from error
-        if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError):
+        # Of a damaged page that says where a table begins, LMDB tells only that the transaction is of no use any more. No
+        # transaction is used after an error, so a bad one has just met the damage.
+        if isinstance(error, lmdb.CorruptedError | lmdb.PageNotFoundError | lmdb.BadTxnError):
             suspect(path)
         raise TierError(f"The disk cache in '{path}' failed: {error}.") from error
     except CacheConfigError as error:

@@ -34,6 +34,26 @@ def default_path() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tailreplay"
 
 
+def folder_at(text: str | Path) -> Path:
+    """Return the folder that a person named; ``~`` is a home.
+
+    Raises
+    ------
+    CacheConfigError
+        If no folder can have that name.
+    """
+    if "\0" in str(text):
+        raise CacheConfigError(f"No cache folder can be named {str(text)!r}.")
+    try:
+        path = Path(text).expanduser()
+        (path / DATA).exists()
+    except RuntimeError as error:
+        raise CacheConfigError(f"The cache folder '{text}' is below the home of a user who has none.") from error
+    except OSError as error:
+        raise CacheConfigError(f"The cache folder '{text}' cannot be used: {error.strerror}.") from error
+    return path
+
+
 def make_folder(path: Path) -> None:
     """Create the folder, for its owner only, and check that files can be made in it.
 

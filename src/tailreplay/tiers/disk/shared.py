@@ -10,6 +10,7 @@ from tailreplay.errors import CacheConfigError
 from tailreplay.sizes import format_bytes
 from tailreplay.tiers.base import TierError
 from tailreplay.tiers.disk.env import DiskEnv
+from tailreplay.tiers.disk.file import folder_at
 
 _shared: dict[Path, DiskEnv] = {}
 _shared_lock = threading.Lock()
@@ -24,7 +25,7 @@ def open_env(path: Path, limit: int | None) -> DiskEnv:
     CacheConfigError
         As `DiskEnv`, or if this process has it open with another limit.
     """
-    path = path.expanduser().resolve()
+    path = folder_at(path).resolve()
     with _shared_lock:
         env = _shared.get(path)
         if env is None:
