@@ -27,7 +27,7 @@ from tailreplay.modes import parse_reuse
 from tailreplay.policies import policy_of
 from tailreplay.quotas import Quotas
 
-REQUESTS = int(os.environ.get("TAILREPLAY_SOAK_REQUESTS", "900"))
+REQUESTS = int(os.environ.get("TAILREPLAY_SOAK_REQUESTS", "2000"))
 DISTINCT = 2000
 PAGE, PAGES = 64, 400
 COSTS = qwen35_4b()
