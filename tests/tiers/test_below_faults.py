@@ -132,3 +132,32 @@ def test_exact_pages_are_not_exact_in_host_memory_that_quantises(tier: MemoryTie
     assert plan.provenance == Provenance(0, True)
     second.release(plan)
     assert matched(first, PROMPT, EXACTLY) == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("worse", [False, True])
+def test_a_page_that_is_replaced_while_it_is_fetched_stays(tier: MemoryTier, worse: bool) -> None:
+    """Between look-up and fetch, or between its header and its parts."""
+    old, new = make_cache(tier), make_cache(tier)
+    prompt = PROMPT[: PAGE + 1]
+    store(old, prompt, provenance=Provenance(1, False))
+    assert old.flush()
+    before = dict(tier.pages)
+    tier.pages.clear()
+    store(new, prompt, provenance=Provenance(2, False) if worse else EXACT)
+    assert new.flush()
+    after = dict(tier.pages)
+    tier.pages = dict(before)
+    seen: list[str] = []
+
+    def replaced(method: str) -> None:
+        seen.append(method)
+        if (seen.count("contains"), "get" in seen) == (4, not worse):
+            tier.pages = dict(after)
+
+    cache = make_cache(tier)
+    tier.before = replaced
+    plan = look_up(cache, prompt)
+    assert tier.pages == after, seen
+    assert cache.stats().moved.get("damaged", 0) == 0
+    cache.release(plan)
+    assert matched(cache, prompt) == PAGE

@@ -14,7 +14,7 @@ from typing import TypeVar
 from tailreplay.page_format import PageFormatError, PageHeader, is_intact, unpack_header
 from tailreplay.tiers.base import HIDDEN, KV, Found, Tier, TierError, TierPage
 from tailreplay.tiers.naming import PageRecord, rank_key
-from tailreplay.tiers.packing import Packer
+from tailreplay.tiers.packing import Packer, WorsePageError
 
 log = logging.getLogger("tailreplay")
 _BATCH_BYTES = 8 << 20
@@ -182,6 +182,9 @@ class Mover:
         try:
             header = unpack_header(found.header)
             self._packer.check(header, order.record)
+        except WorsePageError as error:
+            log.debug("Not fetched: %s", error)
+            return None
         except PageFormatError as error:
             self._condemn(tier, key, str(error))
             return None
@@ -190,13 +193,23 @@ class Mover:
     def _take(self, tier: Tier, part: str, header: PageHeader, key: bytes, data: memoryview, slot: int) -> bool:
         entry = header.parts[part]
         if not is_intact(entry, data):
-            self._condemn(tier, key, "its bytes are not what was stored")
+            if self._is_there(tier, key, header):
+                self._condemn(tier, key, "its bytes are not what was stored")
             return False
         self._packer.unpack(part, entry, data, slot)
         if self._seal:
             self._packer.seal(part, slot, header.tokens)
         self.counts[f"fetch_bytes:{tier.name}"] += entry.nbytes
         return True
+
+    @staticmethod
+    def _is_there(tier: Tier, key: bytes, header: PageHeader) -> bool:
+        """Whether a page still has this header: else somebody has replaced it between the two reads."""
+        (found,) = tier.contains([key])
+        try:
+            return found is not None and unpack_header(found.header) == header
+        except PageFormatError:
+            return True
 
     def _condemn(self, tier: Tier, key: bytes, why: str) -> None:
         """Drop a page that must not be used."""

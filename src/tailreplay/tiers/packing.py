@@ -31,6 +31,10 @@ from tailreplay.tiers.naming import WHOLE, PageRecord, hints_of, rank_key
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
+class WorsePageError(PageFormatError):
+    """There is nothing wrong with the page, but it is not as good as the one that was looked up."""
+
+
 class Packer:
     """Packs pages of one arena for tiers, and unpacks them. May be used by several threads.
 
@@ -117,7 +121,10 @@ class Packer:
         return TierPage(rank_key(record.key, self.rank), pack_header(header), buffers, hints, record.tenant)
 
     def check(self, header: PageHeader, record: PageRecord) -> None:
-        """Raise `PageFormatError` unless `header` speaks of just this page, in shapes that the arena can take."""
+        """Raise `PageFormatError` unless `header` speaks of just this page, in shapes that the arena can take.
+
+        `WorsePageError` if it has been replaced by a worse one since it was looked up.
+        """
         same = (
             header.key == record.key
             and header.parent == record.parent
@@ -127,12 +134,12 @@ class Packer:
         )
         if not same:
             raise PageFormatError("The page under this name is another one.")
+        for name, part in header.parts.items():
+            self._check_part(name, part, header.tokens)
         if header.provenance.depth > record.provenance.depth or (
             header.provenance.lossy and not record.provenance.lossy
         ):
-            raise PageFormatError("The page is of worse provenance than was looked up.")
-        for name, part in header.parts.items():
-            self._check_part(name, part, header.tokens)
+            raise WorsePageError("The page is of worse provenance than was looked up.")
 
     def unpack(self, part: str, entry: PartEntry, data: memoryview, slot: int) -> None:
         """Write a part, checked by `check` and its checksum, into a slot. Mutates the arena."""
