@@ -227,7 +227,9 @@ def test_an_export_replaces_nothing_but_files(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     """A rename over a device takes it from the whole machine."""
-    target = {"pipe": tmp_path / "pipe", "folder": tmp_path, "nameless": Path("/"), "long": tmp_path / ("x" * 300)}[kind]
+    target = {"pipe": tmp_path / "pipe", "folder": tmp_path, "nameless": Path("/"), "long": tmp_path / ("x" * 300)}[
+        kind
+    ]
     if kind == "pipe":
         os.mkfifo(target)
     assert main(["cache", "export", str(target), "--path", str(folder)]) == 2

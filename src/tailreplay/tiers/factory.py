@@ -75,8 +75,9 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
     head = spec.partition("?")[0]
     scheme = "disk" if head.startswith(("/", ".", "~")) or ":" not in head else head.partition(":")[0].lower()
     if not spec.strip() or scheme not in SCHEMES:
+        named = _quoted(scheme if spec.strip() else spec)
         raise CacheConfigError(
-            f"{_quoted(scheme if spec.strip() else spec)} is no storage: name a folder, or a URL that begins with one of {_listed(SCHEMES, ':')}."
+            f"{named} is no storage: name a folder, or a URL that begins with one of {_listed(SCHEMES, ':')}."
         )
     if scheme != "disk" and "://" not in head:
         raise CacheConfigError(f"A URL of {scheme} looks like {scheme}://HOST:PORT.")
