@@ -161,3 +161,20 @@ def test_a_page_that_is_replaced_while_it_is_fetched_stays(tier: MemoryTier, wor
     assert cache.stats().moved.get("damaged", 0) == 0
     cache.release(plan)
     assert matched(cache, prompt) == PAGE
+
+
+def test_what_is_damaged_in_host_memory_is_not_written(tier: MemoryTier) -> None:
+    """Its turn comes late; a checksum of the damaged bytes would make them right for everybody."""
+    goes_on = threading.Event()
+    tier.before = lambda method: None if method != "put" else (goes_on.wait(20), None)[1]
+    cache = make_cache(tier, pages=8, deadline=30.0)
+    store(cache, PROMPT)
+    assert cache._arena is not None
+    assert cache._catalog is not None
+    last = max(cache._catalog.resident(), key=lambda page: page.start)
+    cache._arena.rows(cache._arena.layout.kv_parts[0], last.slot, 1)[0, 0] ^= 1
+    goes_on.set()
+    assert cache.flush(10)
+    assert len(tier.pages) == 5
+    assert cache.stats().moved["unfit"] == 1
+    assert matched(make_cache(tier), PROMPT) == 5 * PAGE

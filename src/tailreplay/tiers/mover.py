@@ -250,7 +250,7 @@ class Mover:
         packed: list[tuple[Spill, TierPage]] = []
         for order in orders:
             try:
-                packed.append((order, self._packer.pack(order.record, order.slot, order.hidden_slot)))
+                packed.append((order, self._packer.pack(order.record, order.slot, order.hidden_slot, self._seal)))
             except ValueError as error:
                 self.counts["unfit"] += 1
                 log.debug("A page is not written: %s", error)

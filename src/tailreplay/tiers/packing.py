@@ -84,24 +84,30 @@ class Packer:
         """Whether pages of this layout have hiddens at all."""
         return bool(self._specs[HIDDEN])
 
-    def pack(self, record: PageRecord, slot: int, hidden_slot: int) -> TierPage:
+    def pack(self, record: PageRecord, slot: int, hidden_slot: int, check: bool = False) -> TierPage:
         """Return the page in the arena's slots as a tier takes it; views into the arena where nothing is encoded.
 
         Parameters
         ----------
         slot, hidden_slot : int
             -1 where that part is not there; it is left out.
+        check : bool
+            Compare with the checksums that `seal` noted first.
 
         Raises
         ------
         ValueError
-            If a codec cannot hold the numbers (they are not finite): then the page must not be written.
+            If a codec cannot hold the numbers (they are not finite), or they are not what was stored: then the page must
+            not be written.
         """
         entries: dict[str, PartEntry] = {}
         buffers: dict[str, list[Buffer]] = {}
         lossy = record.provenance.lossy
         for name, at in ((KV, slot), (HIDDEN, hidden_slot)):
             if at >= 0 and self._specs[name]:
+                if check and self._arena.is_damaged(self._specs[name], at):
+                    # A checksum of what is wrong already would make it right for everybody.
+                    raise ValueError("a page in host memory is not what was stored")
                 entries[name], buffers[name] = self._pack_part(self._specs[name], at, record.tokens)
                 lossy = lossy or self._lossy[name]
         header = PageHeader(
