@@ -132,3 +132,49 @@ def test_exact_pages_are_not_exact_in_host_memory_that_quantises(tier: MemoryTie
     assert plan.provenance == Provenance(0, True)
     second.release(plan)
     assert matched(first, PROMPT, EXACTLY) == len(PROMPT) - 1
+
+
+@pytest.mark.parametrize("worse", [False, True])
+def test_a_page_that_is_replaced_while_it_is_fetched_stays(tier: MemoryTier, worse: bool) -> None:
+    """Between look-up and fetch, or between its header and its parts."""
+    old, new = make_cache(tier), make_cache(tier)
+    prompt = PROMPT[: PAGE + 1]
+    store(old, prompt, provenance=Provenance(1, False))
+    assert old.flush()
+    before = dict(tier.pages)
+    tier.pages.clear()
+    store(new, prompt, provenance=Provenance(2, False) if worse else EXACT)
+    assert new.flush()
+    after = dict(tier.pages)
+    tier.pages = dict(before)
+    seen: list[str] = []
+
+    def replaced(method: str) -> None:
+        seen.append(method)
+        if (seen.count("contains"), "get" in seen) == (4, not worse):
+            tier.pages = dict(after)
+
+    cache = make_cache(tier)
+    tier.before = replaced
+    plan = look_up(cache, prompt)
+    assert tier.pages == after, seen
+    assert cache.stats().moved.get("damaged", 0) == 0
+    cache.release(plan)
+    assert matched(cache, prompt) == PAGE
+
+
+def test_what_is_damaged_in_host_memory_is_not_written(tier: MemoryTier) -> None:
+    """Its turn comes late; a checksum of the damaged bytes would make them right for everybody."""
+    goes_on = threading.Event()
+    tier.before = lambda method: None if method != "put" else (goes_on.wait(20), None)[1]
+    cache = make_cache(tier, pages=8, deadline=30.0)
+    store(cache, PROMPT)
+    assert cache._arena is not None
+    assert cache._catalog is not None
+    last = max(cache._catalog.resident(), key=lambda page: page.start)
+    cache._arena.rows(cache._arena.layout.kv_parts[0], last.slot, 1)[0, 0] ^= 1
+    goes_on.set()
+    assert cache.flush(10)
+    assert len(tier.pages) == 5
+    assert cache.stats().moved["unfit"] == 1
+    assert matched(make_cache(tier), PROMPT) == 5 * PAGE

@@ -11,7 +11,7 @@ from tailreplay.tiers.base import HIDDEN, KV, Found, Tier, TierError
 from tailreplay.tiers.batches import by_count
 from tailreplay.tiers.naming import rank_key
 from tailreplay.tiers.orders import BATCH_PAGES, Fetch, cut
-from tailreplay.tiers.packing import Packer
+from tailreplay.tiers.packing import Packer, WorsePageError
 
 log = logging.getLogger("tailreplay")
 Known = tuple[bytes, PageHeader]
@@ -111,6 +111,9 @@ class Fetcher:
         try:
             header = unpack_header(found.header)
             self._packer.check(header, order.record)
+        except WorsePageError as error:
+            log.debug("Not fetched: %s", error)
+            return None
         except PageFormatError as error:
             self._condemn(tier, key, str(error))
             return None

@@ -27,7 +27,7 @@ class Mover:
     tiers : sequence of Tier
         Fastest first; their calls must end (see `tailreplay.tiers.guard`). Closed by `close`.
     seal : bool
-        Whether to note checksums of what was fetched.
+        Whether to note checksums of what was fetched, and to compare them before a page is written.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Mover:
         self._tiers = tiers
         self.counts: Counter[str] = Counter()
         self._fetcher = Fetcher(packer, tiers, seal, self.counts)
-        self._spiller = Spiller(packer, tiers, self.counts)
+        self._spiller = Spiller(packer, tiers, seal, self.counts)
         self._fetches: queue.SimpleQueue[tuple[Sequence[Fetch], Done] | None] = queue.SimpleQueue()
         self._spills: queue.SimpleQueue[tuple[Spill, Done] | None] = queue.SimpleQueue()
         # Nothing is put into a queue after the None that ends its thread.

@@ -31,6 +31,10 @@ from tailreplay.tiers.naming import WHOLE, PageRecord, hints_of, rank_key
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
+class WorsePageError(PageFormatError):
+    """There is nothing wrong with the page, but it is not as good as the one that was looked up."""
+
+
 class Packer:
     """Packs pages of one arena for tiers, and unpacks them. May be used by several threads.
 
@@ -75,24 +79,30 @@ class Packer:
         """Whether host memory itself holds pages in a lossy codec."""
         return self._arena.layout.lossy
 
-    def pack(self, record: PageRecord, slot: int, hidden_slot: int) -> TierPage:
+    def pack(self, record: PageRecord, slot: int, hidden_slot: int, check: bool = False) -> TierPage:
         """Return the page in the arena's slots as a tier takes it; views into the arena where nothing is encoded.
 
         Parameters
         ----------
         slot, hidden_slot : int
             -1 where that part is not there; it is left out.
+        check : bool
+            Compare with the checksums that `seal` noted first.
 
         Raises
         ------
         ValueError
-            If a codec cannot hold the numbers (they are not finite): then the page must not be written.
+            If a codec cannot hold the numbers (they are not finite), or they are not what was stored: then the page must
+            not be written.
         """
         entries: dict[str, PartEntry] = {}
         buffers: dict[str, list[Buffer]] = {}
         lossy = record.provenance.lossy
         for name, at in ((KV, slot), (HIDDEN, hidden_slot)):
             if at >= 0 and self._specs[name]:
+                if check and self._arena.is_damaged(self._specs[name], at):
+                    # A checksum of what is wrong already would make it right for everybody.
+                    raise ValueError("a page in host memory is not what was stored")
                 entries[name], buffers[name] = self._pack_part(self._specs[name], at, record.tokens)
                 lossy = lossy or self._lossy[name]
         header = PageHeader(
@@ -112,7 +122,10 @@ class Packer:
         return TierPage(rank_key(record.key, self.rank), pack_header(header), buffers, hints, record.tenant)
 
     def check(self, header: PageHeader, record: PageRecord) -> None:
-        """Raise `PageFormatError` unless `header` speaks of just this page, in shapes that the arena can take."""
+        """Raise `PageFormatError` unless `header` speaks of just this page, in shapes that the arena can take.
+
+        `WorsePageError` if it has been replaced by a worse one since it was looked up.
+        """
         same = (
             header.key == record.key
             and header.parent == record.parent
@@ -122,12 +135,12 @@ class Packer:
         )
         if not same:
             raise PageFormatError("The page under this name is another one.")
+        for name, part in header.parts.items():
+            self._check_part(name, part, header.tokens)
         if header.provenance.depth > record.provenance.depth or (
             header.provenance.lossy and not record.provenance.lossy
         ):
-            raise PageFormatError("The page is of worse provenance than was looked up.")
-        for name, part in header.parts.items():
-            self._check_part(name, part, header.tokens)
+            raise WorsePageError("The page is of worse provenance than was looked up.")
 
     def unpack(self, part: str, entry: PartEntry, data: memoryview, slot: int) -> None:
         """Write a part, checked by `check` and its checksum, into a slot. Mutates the arena."""

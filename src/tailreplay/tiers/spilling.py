@@ -18,13 +18,16 @@ class Spiller:
 
     Parameters
     ----------
+    check : bool
+        Whether pages are compared with what was stored before they are written.
     counts : Counter
         See `tailreplay.tiers.mover.Mover.counts`.
     """
 
-    def __init__(self, packer: Packer, tiers: Sequence[Tier], counts: Counter[str]) -> None:
+    def __init__(self, packer: Packer, tiers: Sequence[Tier], check: bool, counts: Counter[str]) -> None:
         self._packer = packer
         self._tiers = tiers
+        self._check = check
         self.counts = counts
 
     def spill(self, orders: Sequence[Spill]) -> set[int]:
@@ -44,7 +47,7 @@ class Spiller:
         packed: list[tuple[Spill, TierPage]] = []
         for order in orders:
             try:
-                packed.append((order, self._packer.pack(order.record, order.slot, order.hidden_slot)))
+                packed.append((order, self._packer.pack(order.record, order.slot, order.hidden_slot, self._check)))
             except ValueError as error:
                 self.counts["unfit"] += 1
                 log.debug("A page is not written: %s", error)
