@@ -232,7 +232,7 @@ def test_a_server_of_another_kind_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(TierError, match="does not serve: Protocol [Ee]rror"):
+        with pytest.raises(TierError, match=r"does not serve: Protocol [Ee]rror"):
             RedisTier(f"redis://127.0.0.1:{listener.getsockname()[1]}").contains([name(0)])
         thread.join(30)
 
