@@ -71,6 +71,10 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
             connector_output.failed_recving or (),
         )
 
+    def has_pending_push_work(self) -> bool:
+        # An engine without requests makes no steps, and what waits to be written would wait for the next request.
+        return self._scheduling.is_writing
+
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:

@@ -150,6 +150,11 @@ class LowerSide:
         self._fetches, self._spills = [], []
         return taken
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether pages wait to be written, or for word that they have been: both need further steps."""
+        return bool(self._spilling or self._waiting)
+
     def moved(self, ended: dict[int, tuple[int, int]]) -> list[tuple[int, Page]]:
         """Take ranks' reports: tag -> how many ended it, how many of these failed. Returns spills that have ended."""
         spilled = []

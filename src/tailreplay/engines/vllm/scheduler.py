@@ -253,6 +253,11 @@ class SchedulerSide:
         tracked = self._requests[request]
         return list(tracked.request.all_token_ids), tracked.plan.pages if tracked.plan is not None else ()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether pages are still on their way to the tiers below, which takes steps though no request needs one."""
+        return self._lower is not None and self._lower.is_writing
+
     def close(self) -> None:
         """Let go of the tiers below."""
         if self._lower is not None:
