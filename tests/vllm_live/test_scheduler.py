@@ -313,7 +313,7 @@ def test_pages_that_wait_to_be_written_keep_the_engine_going() -> None:
         steps += 1
         assert steps < 20
         side.step(IDLE, None)
-        side.update(StepReport(moved={tag: (1, 0) for tag in side._lower._spilling}), (), ())
+        side.update(StepReport(moved=dict.fromkeys(side._lower._spilling, (1, 0))), (), ())
     assert side.counts["written_pages"] == 4
     assert side.catalog.pinned == 0
     side.close()
