@@ -14,6 +14,7 @@ from tailreplay.engines.vllm.namespaces import namespace_of
 from tailreplay.engines.vllm.scheduler import SchedulerSide
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.topology import Topology
+from tests.tiers.memory_tier import MemoryTier
 
 BLOCK = 64
 TOPOLOGY = Topology.from_layer_types(["linear_attention", "full_attention", "linear_attention"])
@@ -76,8 +77,15 @@ def preempting(*names: str) -> SimpleNamespace:
 
 
 def serve(side: SchedulerSide, asked: SimpleNamespace) -> int:
-    """Look a request up, compute all of it in one step, end it; returns how many tokens were reused."""
+    """Do what `compute` does, and see that nothing stays pinned."""
     pinned = side.catalog.pinned
+    matched = compute(side, asked)
+    assert side.catalog.pinned == pinned
+    return matched
+
+
+def compute(side: SchedulerSide, asked: SimpleNamespace) -> int:
+    """Look a request up, compute all of it in one step, end it; returns how many tokens were reused."""
     matched, _ = side.match(asked, 0)
     assert matched is not None
     blocks = (list(range(10, 10 + 5)), [3])
@@ -98,7 +106,6 @@ def serve(side: SchedulerSide, asked: SimpleNamespace) -> int:
     side.finished(asked, blocks)
     last = side.step(IDLE, lambda _: blocks)
     side.update(StepReport(stored={put.tag for put in [*meta.puts, *last.puts]}), (), ())
-    assert side.catalog.pinned == pinned
     return matched
 
 
@@ -289,3 +296,26 @@ def test_what_vllms_own_cache_gives_unseen_leaves_a_gap() -> None:
     assert not side.step(started, lambda _: blocks).puts
     assert side.counts["refused:gap"] == 1
     assert side.catalog.pinned == 0
+
+
+def test_pages_that_wait_to_be_written_keep_the_engine_going() -> None:
+    """Without requests the engine makes no steps, and nothing would be written until the next one comes."""
+    shape = geometry()
+    settings = Settings(host_bytes=4 * shape.page_bytes("none")[0])
+    side = SchedulerSide(settings, shape, "model", tiers=[MemoryTier(1 << 20)])
+    assert not side.has_orders
+    compute(side, request("a", kv_transfer_params={"tailreplay": {"mode": "off"}}))
+    assert side.has_orders
+    assert side._lower is not None
+    assert side._lower._waiting
+    steps = 0
+    while side.has_orders:
+        steps += 1
+        assert steps < 20
+        side.step(IDLE, None)
+        side.update(StepReport(moved=dict.fromkeys(side._lower._spilling, (1, 0))), (), ())
+    # What was ordered last is being written; the next request's steps will tell.
+    side.update(StepReport(moved=dict.fromkeys(side._lower._spilling, (1, 0))), (), ())
+    assert side.counts["written_pages"] == 4
+    assert side.catalog.pinned == 0
+    side.close()
