@@ -135,11 +135,12 @@ class _CacheCollector(Collector):
         yield CounterMetricFamily("tailreplay_cache_stripped", "Pages whose hiddens were evicted", now.stripped)
         damaged = now.damaged + now.moved.get("damaged", 0) + now.moved.get("passed_over", 0)
         yield CounterMetricFamily("tailreplay_cache_damaged", "Pages dropped since their bytes were wrong", damaged)
-        moved = CounterMetricFamily("tailreplay_tier", "Pages and bytes moved, by tier", labels=["what", "tier"])
+        moved = CounterMetricFamily(
+            "tailreplay_tier", "Pages and bytes moved, and calls by how they ended, by tier", labels=["what", "tier"]
+        )
         for name, count in sorted(now.moved.items()):
             what, _, tier = name.partition(":")
-            if tier:
-                moved.add_metric([what, tier], count)
+            moved.add_metric([what, tier], count)
         yield moved
         text = "Sequences not stored to their end, by reason"
         refused = CounterMetricFamily("tailreplay_cache_refused", text, labels=["reason"])

@@ -344,3 +344,25 @@ def test_a_bug_in_a_tier_does_not_end_the_threads(tier: MemoryTier) -> None:
     assert third.flush(10.0)
     assert matched(make_cache(tier), PROMPT) == len(PROMPT) - 1
     assert first.stats().pinned == second.stats().pinned == 0
+
+
+def test_exact_mode_brings_up_nothing_that_it_cannot_use(tier: MemoryTier) -> None:
+    first, second = make_cache(tier, hidden_codec="int8"), make_cache(tier)
+    store(first, PROMPT)
+    assert first.flush()
+    assert matched(second, PROMPT, EXACTLY) == 0
+    assert second.stats().pages == 0
+    # Nor does it spoil exact pages that lack their hiddens.
+    third = make_cache(tier, hidden_codec="int8")
+    chain = third.open(NAMESPACE)
+    kv, hidden = contents(PROMPT, 0)
+    third.insert(chain, PROMPT, kv, hidden, EXACT)
+    third.close(chain)
+    assert third.flush()
+    for page in third._tree.resident():
+        third._tree._room.strip(page)
+    assert matched(third, PROMPT, EXACTLY) == 0
+    assert all(page.provenance.is_exact for page in third._tree.resident())
+    plan = look_up(third, PROMPT)
+    assert plan.matched == len(PROMPT) - 1
+    third.release(plan)

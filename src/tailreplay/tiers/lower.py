@@ -14,6 +14,7 @@ from tailreplay.modes import Reuse
 from tailreplay.page import Page
 from tailreplay.tiers.base import Tier, TierError, Usage
 from tailreplay.tiers.finder import Finder
+from tailreplay.tiers.guard import Guarded
 from tailreplay.tiers.mover import Mover
 from tailreplay.tiers.naming import record_of
 from tailreplay.tiers.orders import Spill
@@ -110,8 +111,15 @@ class LowerTiers:
             return self._all_written.wait_for(lambda: not self._spilling and not self._waiting, seconds)
 
     def counts(self) -> dict[str, int]:
-        """Return what was moved since the start (see `Mover.counts`)."""
-        return {**self._mover.counts, "lost": self._lost, "passed_over": self._finder.damaged}
+        """Return what was moved since the start (see `Mover.counts`), and how calls ended, by tier."""
+        found = {**self._mover.counts, "lost": self._lost, "passed_over": self._finder.damaged}
+        for tier in self.tiers:
+            if isinstance(tier, Guarded):
+                calls = tier.counts().values()
+                for name in ("calls", "failures", "timeouts", "refused"):
+                    found[f"{name}:{tier.name}"] = sum(getattr(each, name) for each in calls)
+                found[f"hung:{tier.name}"] = tier.hung
+        return found
 
     def usage(self) -> dict[str, Usage]:
         """Return what each tier holds, by name; nothing of those that do not answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from tailreplay.catalog import Catalog
 from tailreplay.decisions import Admission, Match
@@ -94,6 +95,10 @@ class Promotion:
         # The hiddens of resident pages come one by one; pages that follow one another stand or fall by those before.
         self._runs: list[list[tuple[Admission, int | None]]] = []
         self._good: dict[int, bool] = {}
+        if reuse.mode == "exact":
+            # What exact mode cannot use would push out what it can, and lossy hiddens would spoil exact pages.
+            found = list(takewhile(self._is_exact, found))
+            lacking = list(filter(self._is_exact, lacking))
         run = self._admit_run(found) if found else []
         end = limit
         if run:
@@ -138,6 +143,9 @@ class Promotion:
         return came
 
     # ---- inside
+
+    def _is_exact(self, page: FoundPage) -> bool:
+        return page.record.provenance.worst(self._at_best).is_exact
 
     def _is_good(self, tag: int | None) -> bool:
         return tag is None or self._good[tag]
