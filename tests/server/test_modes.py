@@ -25,6 +25,7 @@ def test_defaults_are_reported(caller: Caller, tokenizer: Any) -> None:
         "provenance": "approximate (depth 1)",
         "miss_reason": "",
         "stop": "end",
+        "short_tail": False,
     }
     assert set(timings) == {"queued", "lookup", "copy", "replay", "prefill", "first_token", "total"}
     assert 0 < timings["prefill"] <= timings["first_token"] <= timings["total"]
