@@ -11,7 +11,7 @@ from tests.tiers.contract import Harness, TierMachine
 from tests.tiers.quick import quick
 from tests.tiers.remote_harnesses import GuardedHarness, MooncakeHarness, RedisHarness
 
-EXAMPLES = int(os.environ.get("TAILREPLAY_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("TAILREPLAY_EXAMPLES", "8"))
 
 
 @pytest.mark.parametrize("kind", [RedisHarness, GuardedHarness, MooncakeHarness])

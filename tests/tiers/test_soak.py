@@ -29,7 +29,7 @@ from tailreplay.tiers.guard import Guarded
 from tests.core.tiny import LAYOUT, NAMESPACE, PAGE, contents, look_up, store
 from tests.tiers.faulty_tier import FAULTS, FaultyTier
 
-REQUESTS = int(os.environ.get("TAILREPLAY_SOAK_REQUESTS", "500"))
+REQUESTS = int(os.environ.get("TAILREPLAY_SOAK_REQUESTS", "350"))
 # Of them those after which everything has the size that it keeps.
 WARM_UP = 0.2
 PAGES, DISK_BYTES, FAULTY_BYTES = 40, 4 << 20, 1 << 18
