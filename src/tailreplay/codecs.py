@@ -13,6 +13,7 @@ What such a scale cannot hold is refused, never stored as something else: see `C
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import cache
 from typing import Protocol
 
@@ -97,7 +98,7 @@ class _Bytes:
             out.copy_(whole)
 
 
-class _Blocks:
+class _Blocks(ABC):
     """Codes of one byte, times a scale a block; how a code is made of a quotient differs by subclass."""
 
     name: str
@@ -157,13 +158,13 @@ class _Blocks:
                 f"{self.top * _SCALE_MIN:.3g} to {self.top * _SCALE_MAX:.3g}, but some value is not finite or outside."
             )
 
+    @abstractmethod
     def _narrow(self, room: Room, out: torch.Tensor) -> None:
         """Write the quotients in `room` as codes ``(n, d)``, uint8. May mutate them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _widen(self, room: Room, codes: torch.Tensor) -> None:
         """Write codes ``(n, d)``, uint8, as values in `room`."""
-        raise NotImplementedError
 
 
 class _Int8(_Blocks):
