@@ -23,6 +23,8 @@ from tailreplay.provenance import Provenance
 MAGIC = b"TRPG"
 VERSION = 1
 ALIGNMENT = 64
+WHOLE = "0/1"
+"""Rank of a page that is not shared out among ranks."""
 _FIXED = struct.Struct(">4sHIQ")
 
 
@@ -84,7 +86,7 @@ class PageHeader:
     ids : bytes
         Encoded token ids (see `tailreplay.keys.token_bytes`).
     rank : str
-        Whose share it is: "0/1" for all of it.
+        Whose share it is: `WHOLE` for all of it.
     label : str
         Model name for people.
     created : float
@@ -99,7 +101,7 @@ class PageHeader:
     ids: bytes
     provenance: Provenance
     parts: dict[str, PartEntry]
-    rank: str = "0/1"
+    rank: str = WHOLE
     label: str = ""
     created: float = 0.0
 

@@ -6,6 +6,9 @@ import os
 
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.tiers.contract import TierMachine
+from tests.tiers.harness import Harness
+
 
 def quick(examples: int) -> settings:
     """Return settings for `examples` runs of 30 steps.
@@ -23,3 +26,16 @@ def quick(examples: int) -> settings:
         suppress_health_check=list(HealthCheck),
         phases=phases,
     )
+
+
+def keeps_contract(kind: type[Harness], examples: int) -> None:
+    """Run the contract's machine on a tier."""
+
+    class Machine(TierMachine):
+        def __init__(self) -> None:
+            self.harness = kind()
+            super().__init__()
+
+    machine = Machine.TestCase
+    machine.settings = quick(examples)
+    machine().runTest()

@@ -6,10 +6,9 @@ import os
 
 import pytest
 
-from tests.tiers.contract import TierMachine
 from tests.tiers.harness import Harness
 from tests.tiers.harnesses import DiskHarness, MemoryHarness
-from tests.tiers.quick import quick
+from tests.tiers.quick import keeps_contract
 
 EXAMPLES = int(os.environ.get("TAILREPLAY_EXAMPLES", "60"))
 
@@ -17,11 +16,4 @@ EXAMPLES = int(os.environ.get("TAILREPLAY_EXAMPLES", "60"))
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [MemoryHarness, DiskHarness])
 def test_a_tier_keeps_its_contract(kind: type[Harness]) -> None:
-    class Machine(TierMachine):
-        def __init__(self) -> None:
-            self.harness = kind()
-            super().__init__()
-
-    machine = Machine.TestCase
-    machine.settings = quick(EXAMPLES)
-    machine().runTest()
+    keeps_contract(kind, EXAMPLES)

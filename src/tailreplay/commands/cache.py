@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailreplay.errors import CacheConfigError
+from tailreplay.page_format import WHOLE
 from tailreplay.sizes import format_bytes, parse_bytes
 from tailreplay.tiers.disk.file import default_path
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _IMPORT_BYTES = 32 * 2**20
-WHOLE = "0/1"
 
 
 def parser() -> argparse.ArgumentParser:

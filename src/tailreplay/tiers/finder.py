@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, page_key
-from tailreplay.page_format import PageFormatError, PageHeader, unpack_header
+from tailreplay.page_format import WHOLE, PageFormatError, PageHeader, unpack_header
 from tailreplay.provenance import Provenance
 from tailreplay.tiers.base import HIDDEN, KV, Found, Tier, TierError
-from tailreplay.tiers.naming import WHOLE, PageRecord, hints_for, rank_key
+from tailreplay.tiers.naming import PageRecord, hints_for, rank_key
 
 log = logging.getLogger("tailreplay")
 _BATCH = 256

@@ -8,10 +8,8 @@ from blake3 import blake3
 
 from tailreplay.keys import TOKEN_BYTES, Namespace
 from tailreplay.page import Page
+from tailreplay.page_format import WHOLE
 from tailreplay.provenance import Provenance
-
-WHOLE = "0/1"
-"""Rank of a page that is not shared out among ranks."""
 
 _HINTS_A_PAGE = 16
 

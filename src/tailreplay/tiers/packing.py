@@ -15,6 +15,7 @@ from tailreplay.codecs import codec_of
 from tailreplay.errors import CacheConfigError
 from tailreplay.page_format import (
     ALIGNMENT,
+    WHOLE,
     PageFormatError,
     PageHeader,
     PartEntry,
@@ -26,7 +27,7 @@ from tailreplay.pages import PartSpec
 from tailreplay.provenance import Provenance
 from tailreplay.tiers.base import HIDDEN, KV, Buffer, TierPage
 from tailreplay.tiers.host import HostArena
-from tailreplay.tiers.naming import WHOLE, PageRecord, hints_of, rank_key
+from tailreplay.tiers.naming import PageRecord, hints_of, rank_key
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 

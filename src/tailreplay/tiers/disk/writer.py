@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tailreplay.tiers.base import PARTS, Buffer, Found, TierPage
+from tailreplay.tiers.base import PARTS, Found, TierPage
+from tailreplay.tiers.batches import contiguous
 from tailreplay.tiers.disk.records import ABSENT, ALL_KEY, TENANT, Record, Tables, Total, tick_of
 from tailreplay.tiers.merging import Merge, merge
 
@@ -92,7 +93,7 @@ class Writer:
             self.txn.delete(page.key, db=self.tables.part(name))
             new = new.with_part(name, ABSENT)
         for name, buffers in change.parts.items():
-            data = joined(buffers)
+            data = contiguous(buffers)
             self.txn.put(page.key, data, db=self.tables.part(name))
             new = new.with_part(name, len(data))
         for hint in page.hints:
@@ -155,12 +156,6 @@ def oldest(cursor: Any, kind: bytes, tenant: bytes) -> tuple[int, bytes] | None:
     if not cursor.set_range(prefix) or cursor.key()[:9] != prefix:
         return None
     return tick_of(cursor.key()), bytes(cursor.value())
-
-
-def joined(buffers: Sequence[Buffer]) -> bytes | memoryview:
-    """Return the concatenation; a single buffer is not copied."""
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
-    return views[0] if len(views) == 1 else b"".join(views)
 
 
 def file_pages(page: TierPage, page_bytes: int) -> int:
