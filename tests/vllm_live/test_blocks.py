@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
 from tailreplay.engines.vllm.kv_blocks import OpaqueBlocks, TokenBlocks
 from tailreplay.engines.vllm.messages import Load, Put
+from tailreplay.engines.vllm.runs import run_of, runs
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.engines.vllm.store import PageStore
 from tailreplay.errors import CacheConfigError
+from tailreplay.pages import PageLayout
+from tailreplay.tiers.host import HostArena
 from tailreplay.topology import Topology
 
 BLOCK, BLOCKS, HEADS, CONTENT, D_MODEL = 528, 12, 2, 6, 8
@@ -67,23 +70,29 @@ KINDS = ["one head, 48-token kernel blocks", "token-major in memory", "16-token 
 def test_any_run_of_tokens_is_gathered(kind: str, start: int, count: int, draw: Any) -> None:
     blocks = draw.sample(range(BLOCKS), 4)
     layer = TokenBlocks("kv", cache(kind), BLOCKS, BLOCK)
-    rows = layer.rows(blocks[start // BLOCK :], start, count)
-    assert rows.shape == (count, *layer.part.shape)
+    arena = HostArena(PageLayout(64, ((layer.part,),), ()), 4)
+    layer.store(blocks[start // BLOCK :], start, count, arena, [2, 3, 0, 1])
+    rows = torch.empty(count, *layer.part.shape)
+    arena.read(layer.part, [2, 3, 0, 1], 0, count, rows)
     assert torch.equal(rows.reshape(count, -1), by_token(cache(kind))[slots_of(blocks, start, start + count)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("present", "matched"), [(0, 1), (0, 63), (0, 64), (0, 700), (528, 700), (1056, 1300)])
-def test_pages_of_64_tokens_come_back_in_other_blocks(kind: str, present: int, matched: int) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_pages_of_64_tokens_come_back_in_other_blocks(kind: str, present: int, matched: int, apart: bool) -> None:
     """Pages straddle blocks of 528 tokens; what is there already, and what lies past the match, stays as it is."""
     total = 1300
     store = PageStore(Settings(host_bytes=1 << 20), geometry(64), TensorRanks(), {"attention": cache(kind)}, BLOCKS)
     hiddens = torch.randn(total, D_MODEL)
-    source, slots = [7, 2, 9], list(range(20, -1, -1))
+    source, slots = [7, 2, 9], list(range(20, -1, -1)) if apart else list(range(21))
+    puts: list[Put] = []
     for page, start in enumerate(range(0, total, 64)):
         count = min(64, total - start)
         blocks = tuple(source[start // BLOCK : -(-(start + count) // BLOCK)])
-        store.put(Put(0, "r", slots[page], blocks, start, count, page), [hiddens[start : start + count]])
+        puts.append(Put(0, "r", slots[page], blocks, start, count, page))
+    for run in [run_of([put], BLOCK) for put in puts] if apart else runs(puts, 64, BLOCK):
+        store.put(run, hiddens[None, run.start : run.start + run.count])
     target = [4, 0, 11]
     pages = tuple(slots[: -(-matched // 64)])
     blocks = tuple(target[: -(-matched // BLOCK)])
@@ -112,8 +121,8 @@ def test_opaque_blocks_go_whole() -> None:
     tensor = cache("16-token kernel blocks")
     store = PageStore(Settings(host_bytes=1 << 20), geometry(BLOCK), TensorRanks(), {"attention": tensor}, BLOCKS)
     before = tensor.view(BLOCKS, -1).clone()
-    store.put(Put(0, "r", 1, (3,), 0, BLOCK, 0), [torch.zeros(BLOCK, D_MODEL)])
-    store.put(Put(1, "r", 0, (5,), BLOCK, 20, -1), [torch.zeros(20, D_MODEL)])
+    store.put(run_of([Put(0, "r", 1, (3,), 0, BLOCK, 0)], BLOCK), torch.zeros(1, BLOCK, D_MODEL))
+    store.put(run_of([Put(1, "r", 0, (5,), BLOCK, 20, -1)], BLOCK), torch.zeros(1, 20, D_MODEL))
     store.fill(Load("r", (1, 0), (0, -1), (8, 9), 0, BLOCK + 10, 5, (), {}))
     after = tensor.view(BLOCKS, -1)
     assert torch.equal(after[[8, 9]], before[[3, 5]])
@@ -128,8 +137,8 @@ def test_ranks_store_shares_and_gather_them() -> None:
         store = PageStore(
             Settings(host_bytes=1 << 20), geometry(BLOCK, ranks=2), ranks, {"attention": cache("")}, BLOCKS
         )
-        store.put(Put(0, "r", 0, (3,), 0, BLOCK, 1), [ranks.share(hiddens)])
-        shares += store.hidden_shares(Load("r", (0,), (1,), (1,), 0, 100, 100, (), {}), 10, 90)
+        store.put(run_of([Put(0, "r", 0, (3,), 0, BLOCK, 1)], BLOCK), ranks.share(hiddens)[None])
+        shares.append(store.hidden_shares(Load("r", (0,), (1,), (1,), 0, 100, 100, (), {}), 10, 90)[0])
     assert [share.shape for share in shares] == [(80, D_MODEL // 2)] * 2
     assert torch.equal(torch.cat(shares, dim=-1), hiddens[10:90])
 
@@ -138,7 +147,7 @@ def test_ranks_store_shares_and_gather_them() -> None:
 def test_damage_is_found_where_it_matters(part: str) -> None:
     store = PageStore(Settings(host_bytes=1 << 20), geometry(64), TensorRanks(), {"attention": cache("")}, BLOCKS)
     for page in range(4):
-        store.put(Put(0, "r", page, (2,), page * 64, 64, 3 - page), [torch.randn(64, D_MODEL)])
+        store.put(run_of([Put(0, "r", page, (2,), page * 64, 64, 3 - page)], BLOCK), torch.randn(1, 64, D_MODEL))
     (layer,), (hidden,) = store._layers, store._hidden
     load = Load("r", (0, 1, 2, 3), (3, 2, 1, 0), (1,), 0, 250, 100, (), {})
     broken = {

@@ -25,8 +25,8 @@ class KVBlocks(Protocol):
 
     part: PartSpec
 
-    def rows(self, blocks: Sequence[int], start: int, count: int) -> torch.Tensor:
-        """Return what to store of tokens ``start .. start+count-1``, shape ``(n, *part.shape)``.
+    def store(self, blocks: Sequence[int], start: int, count: int, arena: HostArena, slots: Sequence[int]) -> None:
+        """Copy tokens ``start .. start+count-1`` into the pages at `slots`. Mutates the arena.
 
         Parameters
         ----------
@@ -63,8 +63,9 @@ class OpaqueBlocks:
         self._size = block_size
         self.part = PartSpec(name, (self._cache[0].numel() // block_size,), cache.dtype, whole=True)
 
-    def rows(self, blocks: Sequence[int], start: int, count: int) -> torch.Tensor:
-        return self._cache[blocks[0]].view(self._size, *self.part.shape)
+    def store(self, blocks: Sequence[int], start: int, count: int, arena: HostArena, slots: Sequence[int]) -> None:
+        for block, slot in zip(blocks, slots, strict=True):
+            arena.write(self.part, [slot], self._cache[block].view(self._size, *self.part.shape))
 
     def fill(self, blocks: Sequence[int], start: int, stop: int, arena: HostArena, slots: Sequence[int]) -> None:
         for page in range(start // self._size, -(-stop // self._size)):
@@ -97,8 +98,8 @@ class TokenBlocks:
         self._part_size = tokens.shape[1]
         self.part = PartSpec(name, tuple(self._cache.shape[2:]), cache.dtype)
 
-    def rows(self, blocks: Sequence[int], start: int, count: int) -> torch.Tensor:
-        return self._cache[self._places(blocks, start, count, start // self._size)]
+    def store(self, blocks: Sequence[int], start: int, count: int, arena: HostArena, slots: Sequence[int]) -> None:
+        arena.write(self.part, slots, self._cache[self._places(blocks, start, count, start // self._size)])
 
     def fill(self, blocks: Sequence[int], start: int, stop: int, arena: HostArena, slots: Sequence[int]) -> None:
         for at in range(start, stop, _STAGED_TOKENS):

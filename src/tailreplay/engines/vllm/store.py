@@ -8,7 +8,8 @@ import torch
 
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
 from tailreplay.engines.vllm.kv_blocks import KVBlocks, OpaqueBlocks, TokenBlocks
-from tailreplay.engines.vllm.messages import Load, Put
+from tailreplay.engines.vllm.messages import Load
+from tailreplay.engines.vllm.runs import Run
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.errors import CacheConfigError
 from tailreplay.pages import PageLayout, PartSpec
@@ -62,25 +63,27 @@ class PageStore:
         )
         self.arena = HostArena(layout, slots, hidden_slots, pin=self._device.type == "cuda")
 
-    def put(self, put: Put, hiddens: Sequence[torch.Tensor]) -> None:
-        """Write a page. Mutates the arena.
+    def put(self, run: Run, hiddens: torch.Tensor) -> None:
+        """Write pages. Mutates the arena.
 
         Parameters
         ----------
-        hiddens : sequence of torch.Tensor
-            This rank's share of the page's hiddens by stored group, ``(put.count, width)``.
+        hiddens : torch.Tensor
+            This rank's share of their hiddens, ``(stored groups, run.count, width)``.
 
         Raises
         ------
         ValueError
             If a codec cannot hold the numbers.
         """
-        if put.slot >= 0:
+        if run.slots[0] >= 0:
             for layer in self._layers:
-                self._write(layer.part, put.slot, layer.rows(put.blocks, put.start, put.count))
-        if put.hidden_slot >= 0:
+                layer.store(run.blocks, run.start, run.count, self.arena, run.slots)
+                self._seal(layer.part, run.slots, run.count)
+        if run.hidden_slots[0] >= 0:
             for part, rows in zip(self._hidden, hiddens, strict=True):
-                self._write(part, put.hidden_slot, rows)
+                self.arena.write(part, run.hidden_slots, rows)
+                self._seal(part, run.hidden_slots, run.count)
 
     def damaged(self, load: Load) -> set[int]:
         """Return the slots of pages whose bytes, as far as `load` needs them, are not those that were stored."""
@@ -105,9 +108,11 @@ class PageStore:
         """Let the next forward wait for the copies so far."""
         self._stream.wait()
 
-    def hidden_shares(self, load: Load, start: int, stop: int) -> list[torch.Tensor]:
-        """Return this rank's share of hiddens ``start .. stop-1`` by stored group."""
-        return [self._share(load, group, start, stop) for group in range(len(self._hidden))]
+    def hidden_shares(self, load: Load, start: int, stop: int) -> torch.Tensor:
+        """Return this rank's share of hiddens ``start .. stop-1``, ``(stored groups, stop - start, width)``."""
+        if not self._hidden:
+            return torch.empty(0, stop - start, 0)
+        return torch.stack([self._share(load, group, start, stop) for group in range(len(self._hidden))])
 
     def hidden(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
         """Return hiddens ``start .. stop-1`` of the stored group, ``(stop - start, d_model)``. All ranks call it alike."""
@@ -121,8 +126,10 @@ class PageStore:
         self.arena.read(part, load.hidden_slots, start, stop, out)
         return out
 
-    def _write(self, part: PartSpec, slot: int, rows: torch.Tensor) -> None:
-        self.arena.write(part, [slot], rows)
+    def _seal(self, part: PartSpec, slots: Sequence[int], count: int) -> None:
         # What goes to tiers below, and what comes back, is checked in any case.
         if self._checks:
-            self.arena.seal(part, slot, rows.shape[0])
+            for at, slot in enumerate(slots):
+                # A whole block is one thing, however few of its tokens are there.
+                tokens = self._page if part.whole else min(self._page, count - at * self._page)
+                self.arena.seal(part, slot, tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 
 from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
-from tailreplay.engines.vllm.held import HeldHiddens
+from tailreplay.engines.vllm.held import HeldHiddens, step_rows
 from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
 from tailreplay.engines.vllm.plugin import TappedModel
 from tailreplay.engines.vllm.replay import Tail, replay
+from tailreplay.engines.vllm.runs import Run, runs
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.engines.vllm.store import PageStore
 from tailreplay.errors import CacheConfigError
@@ -108,20 +109,7 @@ class WorkerSide:
             self._held.pop(request, None)
         self._collect(meta.rows)
         self._move(meta)
-        broken: set[str] = set()
-        for put in meta.puts:
-            good = put.request not in broken and self._put(put)
-            (self._report.stored if good else self._report.failed).add(put.tag)
-            if not good:
-                # What follows a page that is missing could never be matched.
-                broken.add(put.request)
-            if put.spill is not None:
-                if good and self._mover is not None:
-                    self._mover.spill(put.spill, self._note)
-                else:
-                    self._note(put.spill.tag, False)
-        for request in {put.request for put in meta.puts} & self._held.keys():
-            self._held[request].compact()
+        self._store(meta.puts)
         self._sent.update(meta.finals)
         for request in meta.forgets:
             self._held.pop(request, None)
@@ -164,17 +152,18 @@ class WorkerSide:
     # ---- storing
 
     def _collect(self, rows: list[Rows]) -> None:
+        first = self._first_rows
+        rows = [row for row in rows if row.request in first]
+        if not rows or not self._check_taps(first[rows[0].request]):
+            return
+        copies = step_rows([self._ranks.share(tap) for tap in self._model.taps], rows, first)
         for row in rows:
-            at = self._first_rows.get(row.request)
-            if at is None or not self._check_taps(at):
-                continue
             held = self._held.get(row.request)
             if held is None:
-                held = self._held[row.request] = HeldHiddens(len(self._model.taps), row.start)
+                held = self._held[row.request] = HeldHiddens(row.start)
             try:
-                hiddens = [self._ranks.share(tap[at : at + row.count]) for tap in self._model.taps]
-                held.add(row.start, row.count, hiddens)
-            except Exception as error:
+                held.add(row.start, copies[row.request])
+            except ValueError as error:
                 # Nothing more of it is stored, for lack of what comes before.
                 log.warning("Not storing more of a request: %s.", error)
                 del self._held[row.request]
@@ -190,16 +179,42 @@ class WorkerSide:
                 )
         return self._taps_write
 
-    def _put(self, put: Put) -> bool:
-        held = self._held.get(put.request)
+    def _store(self, puts: list[Put]) -> None:
+        broken: set[str] = set()
+        for run in runs(puts, self._geometry.page_size, self._geometry.block_size):
+            if run.request not in broken and self._put(run):
+                self._stored(run.puts, True)
+                continue
+            for single in run.singly(self._geometry.block_size):
+                good = run.request not in broken and len(run.puts) > 1 and self._put(single)
+                self._stored(single.puts, good)
+                if not good:
+                    # What follows a page that is missing could never be matched.
+                    broken.add(run.request)
+        for request in {put.request for put in puts} & self._held.keys():
+            self._held[request].compact()
+
+    def _put(self, run: Run) -> bool:
+        held = self._held.get(run.request)
         if held is None:
             return False  # `_collect` has said why
         try:
-            self.store.put(put, held.take(put.start, put.count))
+            self.store.put(run, held.take(run.start, run.count))
         except Exception:
-            log.exception("Storing a page failed.")
+            log.exception("Storing pages failed.")
             return False
         return True
+
+    def _stored(self, puts: Sequence[Put], good: bool) -> None:
+        """Report what became of puts, and let good ones go on to the tiers below."""
+        for put in puts:
+            (self._report.stored if good else self._report.failed).add(put.tag)
+            if put.spill is None:
+                continue
+            if good and self._mover is not None:
+                self._mover.spill(put.spill, self._note)
+            else:
+                self._note(put.spill.tag, False)
 
     # ---- loading
 
@@ -244,9 +259,9 @@ class WorkerSide:
                 self.states.zero(load.states)
             # The hiddens of the last, partial page are held again, since the request will fill that page.
             start = load.matched // page * page
-            held = self._held[load.request] = HeldHiddens(len(self._model.taps), start)
+            held = self._held[load.request] = HeldHiddens(start)
             if start < load.matched and load.hidden_slots[-1] >= 0:
-                held.add(start, load.matched - start, self.store.hidden_shares(load, start, load.matched))
+                held.add(start, self.store.hidden_shares(load, start, load.matched))
         except Exception:
             log.exception("Loading a page failed.")
             return False
