@@ -10,6 +10,7 @@ from typing import Any
 
 # Each is a module of `tailreplay.bench` with `add_arguments(parser)` and `run(args)`, loaded only when it is called.
 BENCHMARKS = {
+    "capture": "what storing pages costs prefill and decode",
     "catalog": "look-up times and memory of the catalog, without a model",
     "codecs": "coding of page parts: bytes, speed, error, and what it does to replayed states",
     "disk": "pages a second of the disk cache against plain files, and how long it takes to open",

@@ -1,0 +1,143 @@
+"""What capturing costs: the same prompts computed with and without storing pages, in turn, in one process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tailreplay.bench.overhead import unique_prompts
+from tailreplay.errors import InvalidRequestError
+
+# What capture may cost, as a share of the time without it.
+TARGET = 0.03
+Timed = Callable[[list[list[int]], int, bool], float]
+"""Seconds to run prompts together and sample so many tokens after each, capturing or not."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this benchmark's options to `parser`."""
+    parser.add_argument("--engine", default="transformers", choices=["transformers", "vllm"])
+    parser.add_argument("--shape", default="qwen3.5-0.8b", help="random weights in this shape (default: %(default)s)")
+    parser.add_argument("--model", help="a folder, a hub id or 'bundled' instead of a shape")
+    parser.add_argument("--prompt", type=int, default=2048, help="prefill: tokens (default: %(default)s)")
+    parser.add_argument("--generate", type=int, default=64, help="decode: tokens (default: %(default)s)")
+    parser.add_argument(
+        "--concurrency", type=int, default=8, help="decode: requests at once, vllm only (default: %(default)s)"
+    )
+    parser.add_argument("--pairs", type=int, default=7, help="times each is measured (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns the exit status."""
+    for name in ("prompt", "generate", "concurrency", "pairs"):
+        if getattr(arguments, name) < 1:
+            raise InvalidRequestError(f"--{name} must be at least 1, got {getattr(arguments, name)}.")
+    with tempfile.TemporaryDirectory() as folder:
+        timed = _vllm(arguments, Path(folder)) if arguments.engine == "vllm" else _transformers(arguments)
+        rows = measure(timed, arguments)
+    report = {
+        "model": arguments.model or f"{arguments.shape} shape, random weights",
+        "engine": arguments.engine,
+        "machine": platform.processor() or platform.machine(),
+        "target": TARGET,
+        "rows": rows,
+    }
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _print_table(report)
+    return 0
+
+
+def measure(timed: Timed, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time both kinds of work in pairs and return one row each; the first pair warms up."""
+    many = arguments.concurrency if arguments.engine == "vllm" else 1
+    kinds = {"prefill": (1, arguments.prompt, 1), "decode": (many, 32, arguments.generate)}
+    rows = []
+    for seed, (kind, (requests, tokens, generate)) in enumerate(kinds.items()):
+        pairs = []
+        for turn in range(arguments.pairs + 1):
+            prompts = unique_prompts(1000 * (seed + 1) + turn, requests, tokens)
+            order = (False, True) if turn % 2 else (True, False)
+            pair = {capturing: timed(prompts, generate, capturing) for capturing in order}
+            print(f"{kind}: {pair[False]:.3f} s, capturing {pair[True]:.3f} s", file=sys.stderr, flush=True)
+            if turn:
+                pairs.append((pair[False], pair[True]))
+        rows.append({"measure": kind, "requests": requests, "tokens": tokens + generate, **_row(pairs)})
+    return rows
+
+
+def _row(pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    shares = [capturing / plain - 1 for plain, capturing in pairs]
+    return {
+        "plain_ms": 1000 * median(plain for plain, _ in pairs),
+        "capturing_ms": 1000 * median(capturing for _, capturing in pairs),
+        "cost": median(shares),
+        "cost_min": min(shares),
+        "cost_max": max(shares),
+        "pairs": len(pairs),
+    }
+
+
+def _transformers(arguments: argparse.Namespace) -> Timed:
+    import time
+
+    from tailreplay.bench.shapes import random_model
+    from tailreplay.cache import PrefixCache
+    from tailreplay.engines.transformers import HybridLM
+
+    # Room that the warm-up fills: memory that was never written costs a page fault more, which is soon over.
+    cache = PrefixCache("64MiB")
+    if arguments.model:
+        lm = HybridLM.from_pretrained(arguments.model, cache=cache)
+    else:
+        lm = HybridLM(random_model(arguments.shape), cache=cache)
+
+    def timed(prompts: list[list[int]], generate: int, capturing: bool) -> float:
+        begin = time.perf_counter()
+        for ids in prompts:
+            lm.generate(ids, max_new_tokens=generate, replay="off", store=capturing, ignore_eos=True)
+        return time.perf_counter() - begin
+
+    return timed
+
+
+def _vllm(arguments: argparse.Namespace, folder: Path) -> Timed:
+    from tailreplay.bench.capture_vllm import timed_engine
+    from tailreplay.bench.shapes import random_model
+    from tailreplay.loading import model_path
+
+    if arguments.model:
+        return timed_engine(model_path(arguments.model), arguments)
+    random_model(arguments.shape).save_pretrained(folder)
+    return timed_engine(str(folder), arguments)
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from tailreplay.commands.console import console
+
+    table = Table(title=f"{report['engine']}: {report['model']}; what capturing costs")
+    for column in ("", "requests", "tokens each", "plain ms", "capturing ms", "cost", "single pairs", "target"):
+        table.add_column(column, justify="right")
+    for row in report["rows"]:
+        table.add_row(
+            row["measure"],
+            str(row["requests"]),
+            str(row["tokens"]),
+            f"{row['plain_ms']:.0f}",
+            f"{row['capturing_ms']:.0f}",
+            f"{row['cost']:+.1%}",
+            f"{row['cost_min']:+.1%} to {row['cost_max']:+.1%}, {row['pairs']}",
+            f"< {TARGET:.0%} {'met' if row['cost'] < TARGET else 'missed'}",
+        )
+    console().print(table)

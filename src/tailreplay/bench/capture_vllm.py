@@ -1,0 +1,72 @@
+"""A vLLM engine in this process whose capture can be switched off between two calls."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tailreplay.bench.capture import Timed
+
+
+def timed_engine(model: str, arguments: argparse.Namespace) -> Timed:
+    """Start the engine and return what times it.
+
+    "Not capturing" is without taps in the forward, and with requests that store nothing.
+    """
+    from tailreplay import torchvision_shim
+    from tailreplay.engines.vllm.launch import environment, transfer_config
+
+    torchvision_shim.install()
+    os.environ.update(environment(os.environ))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model,
+        dtype="bfloat16",
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        max_model_len=max(arguments.prompt, arguments.generate + 32) + 64,
+        max_num_batched_tokens=2048,
+        kv_transfer_config=transfer_config({"host_bytes": "64MiB"}),
+    )
+    taps = _Taps()
+
+    def timed(prompts: list[list[int]], generate: int, capturing: bool) -> float:
+        options = {"tailreplay": {"mode": "off", "store": capturing}}
+        params = SamplingParams(
+            max_tokens=generate,
+            temperature=0,
+            detokenize=False,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": options},
+        )
+        taps.install(capturing)
+        begin = time.perf_counter()
+        llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        return time.perf_counter() - begin
+
+    return timed
+
+
+class _Taps:
+    """The hooks of the model in this process."""
+
+    def __init__(self) -> None:
+        from tailreplay.engines.vllm.plugin import tapped_model
+
+        model = tapped_model()
+        firsts = [model.decoder.layers[group.layers[0]] for group in model.topology.stored_groups]
+        self._hooks: list[tuple[Any, dict[Any, Any]]] = [(layer, dict(layer._forward_pre_hooks)) for layer in firsts]
+
+    def install(self, wanted: bool) -> None:
+        """Put the hooks in, or take them out."""
+        for layer, hooks in self._hooks:
+            layer._forward_pre_hooks.clear()
+            if wanted:
+                layer._forward_pre_hooks.update(hooks)
