@@ -27,7 +27,7 @@ def picture(rows: Sequence[Row], kind: str) -> bytes:
     bars = 1.4 + 0.26 * len(rows)
     # Agg or SVG, whatever the machine's display: a figure made without pyplot starts no window.
     figure = Figure(figsize=(12, 4.8 + bars), layout="constrained")
-    axes = figure.subplot_mosaic([["speed", "time"], ["split", "split"]], height_ratios=[4.8, bars])
+    axes: dict[str, Any] = figure.subplot_mosaic([["speed", "time"], ["split", "split"]], height_ratios=[4.8, bars])
     colours = _colours(len(series(rows)))
     _speed(axes["speed"], rows, colours)
     _time(axes["time"], rows, colours)
@@ -76,6 +76,7 @@ def _time(axes: Any, rows: Sequence[Row], colours: Sequence[Any]) -> None:
         )  # fmt: skip
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in "25" else "")
     axes.set_title("Time to first token, ms (medians)")
     _against_length(axes, rows)
 
