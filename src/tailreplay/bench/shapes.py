@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, OlmoHybridConfig, PretrainedConfig, PreTrainedModel, Qwen3_5TextConfig
+
+from tailreplay import torchvision_shim
+
+torchvision_shim.install()  # before transformers is asked for a model that wants torchvision
+
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    OlmoHybridConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3_5TextConfig,
+)
 
 VOCABULARY = 4096
 """Small, to keep the embedding out of the way; everything else is the real model's."""

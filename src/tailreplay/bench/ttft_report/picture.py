@@ -10,6 +10,7 @@ from tailreplay.bench.ttft_report.labels import SERIES, Row, label, percent, ser
 from tailreplay.bench.ttft_rows import PHASES
 
 _PHASE_COLOURS = ("#4477aa", "#aa3377", "#ccbb44", "#228833", "#bbbbbb")
+_NAMES_ABREAST = 3
 _MODELS = ("model", "engine", "dtype", "query")
 
 
@@ -24,14 +25,19 @@ def picture(rows: Sequence[Row], kind: str) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    bars = 1.4 + 0.26 * len(rows)
+    curves = series(rows)
+    names = -(-(len(curves) + 2) // _NAMES_ABREAST)
+    top, bottom = 4.6 + 0.22 * names, 1.3 + 0.26 * len(rows)
     # Agg or SVG, whatever the machine's display: a figure made without pyplot starts no window.
-    figure = Figure(figsize=(12, 4.8 + bars), layout="constrained")
-    axes: dict[str, Any] = figure.subplot_mosaic([["speed", "time"], ["split", "split"]], height_ratios=[4.8, bars])
-    colours = _colours(len(series(rows)))
-    _speed(axes["speed"], rows, colours)
-    _time(axes["time"], rows, colours)
-    _split(axes["split"], rows)
+    figure = Figure(figsize=(12, top + bottom), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=[top, bottom])
+    upper, lower = halves
+    speed, time = upper.subplots(1, 2)
+    _speed(speed, rows, curves)
+    _time(time, rows, curves)
+    lines = {line.get_label(): line for axes in (time, speed) for line in axes.get_legend_handles_labels()[0]}
+    upper.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=_NAMES_ABREAST, fontsize="small")
+    _split(lower, rows)
     file = io.BytesIO()
     with rc_context({"svg.hashsalt": "ttft"}):
         about: dict[str, Any] = (
@@ -41,12 +47,11 @@ def picture(rows: Sequence[Row], kind: str) -> bytes:
     return file.getvalue()
 
 
-def _speed(axes: Any, rows: Sequence[Row], colours: Sequence[Any]) -> None:
-    for colour, places in zip(colours, series(rows), strict=True):
+def _speed(axes: Any, rows: Sequence[Row], curves: Sequence[list[int]]) -> None:
+    for colour, places in zip(_colours(len(curves)), curves, strict=True):
         lengths = [rows[place]["length"] for place in places]
-        name = label(rows[places[0]], rows)
         axes.plot(lengths, [rows[place]["limit"] for place in places], color=colour, linestyle=":", linewidth=1)
-        axes.plot(lengths, [rows[place]["speedup"] for place in places], color=colour, label=name)
+        axes.plot(lengths, [rows[place]["speedup"] for place in places], color=colour)
         for place in places:
             row = rows[place]
             axes.plot([row["length"]], [row["speedup"]], "o", markersize=5, color=colour, gid=f"row-{place}")
@@ -57,23 +62,17 @@ def _speed(axes: Any, rows: Sequence[Row], colours: Sequence[Any]) -> None:
     _against_length(axes, rows)
 
 
-def _time(axes: Any, rows: Sequence[Row], colours: Sequence[Any]) -> None:
-    for shade, places in enumerate(series(rows, _MODELS)):
-        first: dict[int, Row] = {}
-        for place in places:
-            first.setdefault(rows[place]["length"], rows[place])
-        several = len({tuple(str(row[name]) for name in _MODELS) for row in rows}) > 1
-        name = "full prefill" + (f", {label(rows[places[0]], rows, _MODELS)}" if several else "")
-        style = ("--", "-.", ":")[shade % 3]
-        axes.plot(
-            list(first), [row["full_ms"] for row in first.values()], color="#222222", linestyle=style, marker="s",
-            markersize=4, label=name,
-        )  # fmt: skip
-    for colour, places in zip(colours, series(rows), strict=True):
-        axes.plot(
-            [rows[place]["length"] for place in places], [rows[place]["hit_ms"] for place in places], color=colour,
-            marker="o", markersize=4, label=f"hit, {label(rows[places[0]], rows)}",
-        )  # fmt: skip
+def _time(axes: Any, rows: Sequence[Row], curves: Sequence[list[int]]) -> None:
+    models = series(rows, _MODELS)
+    for shade, places in enumerate(models):
+        # All hits of a length are compared with the same full prefills.
+        full = {rows[place]["length"]: rows[place]["full_ms"] for place in places}
+        name = "full prefill" + (f", {label(rows[places[0]], rows, _MODELS)}" if len(models) > 1 else "")
+        look = {"color": "#222222", "linestyle": ("--", "-.", (0, (1, 1)))[shade % 3], "marker": "s", "markersize": 4}
+        axes.plot(list(full), list(full.values()), label=name, **look)
+    for colour, places in zip(_colours(len(curves)), curves, strict=True):
+        lengths, times = zip(*((rows[place]["length"], rows[place]["hit_ms"]) for place in places), strict=True)
+        axes.plot(lengths, times, color=colour, marker="o", markersize=4, label=label(rows[places[0]], rows))
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in "25" else "")
@@ -88,10 +87,10 @@ def _against_length(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xticks([], minor=True)
     axes.set_xlabel("tokens of the prefix")
     axes.grid(color="#e5e5e5", linewidth=0.7)
-    axes.legend(fontsize="small")
 
 
-def _split(axes: Any, rows: Sequence[Row]) -> None:
+def _split(figure: Any, rows: Sequence[Row]) -> None:
+    axes = figure.subplots()
     places = range(len(rows))
     left = [0.0] * len(rows)
     for phase, colour in zip(PHASES, _PHASE_COLOURS, strict=True):
@@ -99,12 +98,10 @@ def _split(axes: Any, rows: Sequence[Row]) -> None:
         axes.barh(places, widths, left=left, color=colour, label=phase)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_yticks(places, [_bar_name(row, rows) for row in rows], fontsize="small")
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}%")
     axes.set_title("What a hit's time is made of (medians of phases, of the hit's median)")
-    axes.legend(
-        fontsize="small", ncols=len(PHASES), loc="upper center", bbox_to_anchor=(0.5, -0.35 / (0.4 + 0.26 * len(rows)))
-    )
+    figure.legend(loc="outside lower center", ncols=len(PHASES), fontsize="small")
 
 
 def _bar_name(row: Row, rows: Sequence[Row]) -> str:

@@ -20,7 +20,7 @@ th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd
 thead th { white-space: normal; vertical-align: bottom; border-bottom: 2px solid #888; }
 th:first-child { text-align: left; font-weight: 600; }
 .settings td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-img { max-width: 100%; height: auto; }
+img, svg { max-width: 100%; height: auto; }
 .verdict { border-left: .3rem solid; padding-left: .7rem; }
 .passed { border-color: #228833; } .failed { border-color: #cc3311; } .undecided { border-color: #ccaa00; }
 """
