@@ -17,6 +17,9 @@ class Clock(Protocol):
     def between(self, first: Any, last: Any) -> float:
         """Return the seconds from one mark to another. May block until the work before `last` has ended."""
 
+    def settle(self) -> None:
+        """Block until all work that was ordered has ended, so that what comes next is timed alone."""
+
 
 class HostClock:
     """The host's clock: for CPU, and for serving, where nothing may wait for a device to be timed."""
@@ -26,6 +29,9 @@ class HostClock:
 
     def between(self, first: float, last: float) -> float:
         return last - first
+
+    def settle(self) -> None:
+        return
 
 
 class CudaClock:
@@ -43,6 +49,9 @@ class CudaClock:
         first.synchronize()
         last.synchronize()
         return float(first.elapsed_time(last)) / 1000
+
+    def settle(self) -> None:
+        torch.cuda.synchronize()
 
 
 def clock_of(device: torch.device) -> Clock:

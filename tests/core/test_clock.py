@@ -39,6 +39,10 @@ def test_marks_of_a_device_wait_for_nothing_and_are_read_in_seconds(monkeypatch:
     assert Event.waits == 0
     assert clock.between(first, last) == 0.25
     assert Event.waits == 2
+    settled: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: settled.append(True))
+    clock.settle()
+    assert settled
 
 
 def test_the_host_is_timed_where_work_does_not_run_behind_it() -> None:

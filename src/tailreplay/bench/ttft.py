@@ -82,9 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.save:
             ttft_saved.append(arguments.save, record)
 
-    wrong = measure(plan, keep)
-    if records:
-        report(ttft_saved.report_of(records), arguments)
+    try:
+        wrong = measure(plan, keep)
+    finally:
+        if records:  # also when it was stopped halfway
+            report(ttft_saved.report_of(records), arguments)
     if wrong:
         raise TailReplayError(" ".join(wrong))
     return 0

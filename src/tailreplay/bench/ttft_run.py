@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import platform
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
@@ -39,24 +41,31 @@ def measure_target(plan: TtftPlan, target: Target, keep: Keep) -> None:
     from tailreplay.engines.transformers.quiet import quiet_library
 
     quiet_library()
+    import torch
+
     say(f"{target.engine}, {target.name}: loading")
+    try:
+        with closing(_loaded(plan, target)) as engine:
+            run = run_of(plan, target, engine)
+            for rows in measured(engine, plan, lambda text: say(f"{target.engine}, {target.name}, {text}")):
+                for row in rows:
+                    about = {"model": target.name, "engine": target.engine, "dtype": plan.dtype}
+                    keep({"run": run, "row": {**about, **row}})
+    except torch.OutOfMemoryError as error:
+        raise TailReplayError(
+            f"The device has too little memory to measure {target.name} on {target.engine}."
+        ) from error
+
+
+def _loaded(plan: TtftPlan, target: Target) -> Any:
     model = described(target, plan.dtype)
-    engine: Any
     if target.engine == "vllm":
         from tailreplay.bench.ttft_vllm import VllmEngine
 
-        engine = VllmEngine(target, model, plan)
-    else:
-        from tailreplay.bench.ttft_transformers import TransformersEngine
+        return VllmEngine(target, model, plan)
+    from tailreplay.bench.ttft_transformers import TransformersEngine
 
-        engine = TransformersEngine(target, model, plan)
-    try:
-        run = run_of(plan, target, engine)
-        for rows in measured(engine, plan, lambda text: say(f"{target.engine}, {target.name}, {text}")):
-            for row in rows:
-                keep({"run": run, "row": {"model": target.name, "engine": target.engine, "dtype": plan.dtype, **row}})
-    finally:
-        engine.close()
+    return TransformersEngine(target, model, plan)
 
 
 def run_of(plan: TtftPlan, target: Target, engine: Any) -> dict[str, Any]:
@@ -135,6 +144,7 @@ def _in_process(plan: TtftPlan, target: Target, keep: Keep) -> str:
 
 
 def _child(connection: Connection, plan: TtftPlan, target: Target) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what Ctrl-C did
     try:
         measure_target(plan, target, connection.send)
     except TailReplayError as error:

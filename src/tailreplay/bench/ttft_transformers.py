@@ -41,10 +41,12 @@ class TransformersEngine:
         self._lm.generate(ids, max_new_tokens=1, replay="off")
 
     def cold(self, ids: list[int]) -> Sample:
+        self._lm.clock.settle()
         return Sample(self._lm.generate(ids, max_new_tokens=1, replay="off", store=False).timings.first_token)
 
     def hit(self, ids: list[int], ratio: float, ablation: Ablation) -> Sample:
         self._lm.ablation = ablation
+        self._lm.clock.settle()
         return _sample(self._lm.generate(ids, max_new_tokens=1, replay=ratio, store=False))
 
     def close(self) -> None:

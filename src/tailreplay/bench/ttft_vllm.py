@@ -88,6 +88,7 @@ class VllmEngine:
         params = SamplingParams(
             max_tokens=1, temperature=0, detokenize=False, extra_args={"kv_transfer_params": {"tailreplay": options}}
         )
+        self._clock.settle()
         begin = time.perf_counter()
         (out,) = self._llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
         seconds = time.perf_counter() - begin
