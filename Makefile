@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest test-training demo eval test-retention bench bench-catalog bench-traffic lint setup clean
+.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest test-training demo eval test-retention test-browser bench bench-catalog bench-ttft bench-traffic lint setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,8 +60,15 @@ bench: $(VENV)/serve.done ## the catalog, then time to first token of hits again
 bench-catalog: $(VENV)/serve.done ## lookup time and overhead of the catalog at a million tokens
 	$(BIN)/tailreplay bench catalog $(ARGS)
 
+bench-ttft: $(VLLM)/dev.done ## time to first token on both engines; page, picture and rows in out/ (about 30 minutes)
+	@$(VLLM)/bin/tailreplay bench ttft --engine transformers vllm --html out/ttft.html --png out/ttft.png --save out/ttft.jsonl $(ARGS)
+
 bench-traffic: $(VLLM)/dev.done ## what the connector costs vLLM: throughput, and stalls of running streams (about 5 minutes)
 	@$(VLLM)/bin/tailreplay bench traffic $(ARGS)
+
+# Skipped, with the reason, where there is no Chromium: Debian's chromium-headless-shell, or CHROMIUM=/path/to/one.
+test-browser: $(VENV)/dev.done ## look at the HTML report of bench ttft in Chromium
+	$(BIN)/python -m pytest -rs tests/browser $(ARGS)
 
 lint: $(VENV)/dev.done ## style and types
 	$(BIN)/ruff check src tests training

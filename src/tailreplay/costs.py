@@ -68,17 +68,17 @@ class CostModel:
         per_token = sum(layer.mixer + layer.ffn for layer in self.layers)
         return tokens * per_token + pairs * sum(layer.per_pair for layer in self.layers) + self.head
 
-    def replay_flops(self, tails: Sequence[int]) -> float:
-        """Operations to replay `tails` tokens in each group; the feed-forward part after the last mixer is skipped."""
+    def replay_flops(self, tails: Sequence[int], skip: bool = True) -> float:
+        """Operations to replay `tails` tokens in each group; `skip`: without the feed-forward part after the last mixer."""
         total = 0.0
         for group, tail in zip(self.topology.groups, tails, strict=True):
             per_token = sum(self.layers[i].mixer + self.layers[i].ffn for i in group.layers)
-            total += tail * (per_token - self.layers[group.layers[-1]].ffn)
+            total += tail * (per_token - (self.layers[group.layers[-1]].ffn if skip else 0.0))
         return total
 
-    def hit_flops(self, matched: int, tokens: int, tails: Sequence[int]) -> float:
+    def hit_flops(self, matched: int, tokens: int, tails: Sequence[int], skip: bool = True) -> float:
         """Operations of a hit: replay, then a prefill of what is left of a prompt of `tokens`."""
-        return self.replay_flops(tails) + self.prefill_flops(matched, tokens)
+        return self.replay_flops(tails, skip) + self.prefill_flops(matched, tokens)
 
     def hit_bytes(self, matched: int, tails: Sequence[int]) -> int:
         """Bytes that a hit loads: keys and values of every matched token, hiddens of the tails."""

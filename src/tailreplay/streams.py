@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from tailreplay.clock import Clock
 
 
 class CopyStream:
@@ -35,6 +39,13 @@ class CopyStream:
                 yield
             finally:
                 self._done.record()
+
+    def mark(self, clock: Clock) -> Any:
+        """Mark the moment at which the copies ordered so far have ended."""
+        if self._stream is None:
+            return clock.mark()
+        with torch.cuda.stream(self._stream):
+            return clock.mark()
 
     def wait(self) -> None:
         """Make the current stream wait for the copies: one event, no host synchronisation."""

@@ -145,7 +145,11 @@ def _print_tables(found: dict[str, Any], fit_to: int) -> None:
         for row in found["check"]:
             cells = [f"{row['length']:,}"]
             for name in ("full", "hit"):
-                cells += [f"{row[f'{name}_ms']:.0f}", f"{row[f'predicted_{name}_ms']:.0f}", f"{row[f'{name}_error']:+.0%}"]
+                cells += [
+                    f"{row[f'{name}_ms']:.0f}",
+                    f"{row[f'predicted_{name}_ms']:.0f}",
+                    f"{row[f'{name}_error']:+.0%}",
+                ]
             table.add_row(*cells)
         console().print(table)
 

@@ -4,167 +4,160 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import statistics
-import sys
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from tailreplay.engines.transformers import HybridLM
+from tailreplay.ablation import ABLATIONS
+from tailreplay.bench.ttft_plan import Target, TtftPlan, parse_length, parse_ratio
 
-
-PHASES = ("lookup_ms", "copy_ms", "replay_ms", "query_ms", "loaded_mib")
+_LENGTHS = [1024, 2048, 4096, 8192]
+_SHAPE = "qwen3.5-0.8b"
+_BUNDLED = "bundled"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--shape", default="qwen3.5-0.8b", help="random weights in this shape (qwen3.5-0.8b, tiny)")
-    parser.add_argument("--model", help="a folder or hub id instead of a shape")
-    parser.add_argument("--engine", default="transformers", choices=["transformers", "vllm"])
+    many: dict[str, Any] = {"nargs": "+", "action": "extend"}
+    parser.add_argument("--model", **many, help="folders or hub ids")
+    parser.add_argument(
+        "--shape",
+        **many,
+        help="random weights in these shapes: qwen3.5-0.8b (default), qwen3.5-4b, qwen3.6-27b, olmo-hybrid-7b, tiny; "
+        "bundled is the bundled model itself",
+    )
+    parser.add_argument(
+        "--engine", **many, choices=["transformers", "vllm"], help="one or both (default: transformers)"
+    )
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="matched tokens")
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.05], help="shares of the prefix to replay")
-    parser.add_argument("--query", type=int, default=64, help="tokens after the matched prefix")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--host-bytes", default="2GiB")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--lengths", type=parse_length, nargs="+", default=_LENGTHS, help="matched tokens, like 4096 or 32K"
+    )
+    parser.add_argument(
+        "--ratios", type=parse_ratio, nargs="+", default=[0.05], help="shares of the prefix to replay, like 5%% or 0.05"
+    )
+    parser.add_argument(
+        "--ablations",
+        nargs="+",
+        choices=list(ABLATIONS),
+        default=["both"],
+        help="ways to carry a hit out: with the tail's feed-forward skip, copies overlapping replay, both (default), none",
+    )
+    parser.add_argument("--query", type=int, default=64, help="tokens after the matched prefix (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="hits of each kind (default: %(default)s)")
+    parser.add_argument("--cold-repeats", type=int, help="full prefills a length (default: as many as --repeats)")
+    parser.add_argument("--warmup", type=int, default=1, help="runs before those that count (default: %(default)s)")
+    parser.add_argument("--host-bytes", help="limit of the cache (default: what the longest prefix needs)")
+    parser.add_argument("--limits-only", action="store_true", help="print limits from the config; run no model")
+    parser.add_argument("--save", type=Path, help="append each row to this file (JSON lines) as soon as it is measured")
+    parser.add_argument(
+        "--from", dest="saved", type=Path, nargs="+", help="measure nothing: report the rows of these files"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--html", type=Path, help="write the report with plots to this file, which needs no other")
+    parser.add_argument("--png", type=Path, help="write the plots to this file")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; returns the exit status."""
-    import torch
+    """Measure and report; returns the exit status."""
+    from tailreplay.bench import ttft_saved
+    from tailreplay.bench.ttft_run import measure
+    from tailreplay.errors import TailReplayError
 
-    _check_shape(arguments)
-    if arguments.engine == "vllm":
-        from tailreplay.bench.ttft_vllm import measure
+    for path in filter(None, (arguments.html, arguments.png, arguments.save)):
+        ttft_saved.writable(path)
+    if arguments.saved:
+        report(ttft_saved.report_of(ttft_saved.load(arguments.saved)), arguments)
+        return 0
+    plan = plan_of(arguments)
+    plan.check()
+    if arguments.limits_only:
+        _limits(plan, arguments.json)
+        return 0
+    _check_targets(plan)
+    records: list[dict[str, Any]] = []
 
-        rows = measure(arguments)
-    else:
-        lm = _load(arguments)
-        rows = []
-        for length in arguments.lengths:
-            for ratio in arguments.ratios:
-                print(f"measuring {length} tokens at r = {ratio:g} …", file=sys.stderr, flush=True)
-                rows.append(_measure(lm, arguments, length, ratio))
-            lm.cache.clear()
-    name = arguments.model or f"{arguments.shape} shape, random weights"
-    report = {
-        "model": name,
-        "engine": arguments.engine,
-        "dtype": arguments.dtype,
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.processor() or platform.machine(),
-        "query": arguments.query,
-        "repeats": arguments.repeats,
-        "rows": [{"model": name, "engine": arguments.engine, **row} for row in rows],
-    }
-    if arguments.json:
-        print(json.dumps(report))
-    else:
-        _print_table(report)
+    def keep(record: dict[str, Any]) -> None:
+        records.append(record)
+        if arguments.save:
+            ttft_saved.append(arguments.save, record)
+
+    try:
+        wrong = measure(plan, keep)
+    finally:
+        if records:  # also when it was stopped halfway
+            report(ttft_saved.report_of(records), arguments)
+    if wrong:
+        raise TailReplayError(" ".join(wrong))
     return 0
 
 
-def _check_shape(arguments: argparse.Namespace) -> None:
-    from tailreplay.bench.shapes import SHAPES
-    from tailreplay.errors import InvalidRequestError
-
-    if not arguments.model and arguments.shape not in SHAPES:
-        raise InvalidRequestError(f"Unknown shape {arguments.shape!r}; known are {', '.join(SHAPES)}.")
-
-
-def _load(arguments: argparse.Namespace) -> HybridLM:
-    import torch
-
-    from tailreplay.cache import PrefixCache
-    from tailreplay.engines.transformers import HybridLM
-
-    cache = PrefixCache(arguments.host_bytes)
-    dtype = getattr(torch, arguments.dtype)
-    if arguments.model:
-        return HybridLM.from_pretrained(arguments.model, cache=cache, dtype=dtype)
-    from tailreplay.bench.shapes import random_model
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return HybridLM(random_model(arguments.shape, dtype).to(device), cache=cache)
-
-
-def _measure(lm: HybridLM, arguments: argparse.Namespace, length: int, ratio: float) -> dict[str, Any]:
-    """Store a prefix, then time full prefills and hits in turn, so that drift of the machine meets both."""
-    import torch
-
-    generator = torch.Generator().manual_seed(length)
-    vocabulary = lm.model.get_input_embeddings().num_embeddings
-    ids = torch.randint(3, vocabulary, (length + arguments.query,), generator=generator).tolist()
-    lm.generate(ids[:length], max_new_tokens=1, replay="off")
-    full, hits = [], []
-    for turn in range(arguments.warmup + arguments.repeats):
-        cold = lm.generate(ids, max_new_tokens=1, replay="off", store=False)
-        hit = lm.generate(ids, max_new_tokens=1, replay=ratio, store=False)
-        if hit.reuse.matched < length:
-            raise RuntimeError(f"expected a hit of {length} tokens, got {hit.reuse}")
-        if turn >= arguments.warmup:
-            full.append(cold.timings)
-            hits.append(hit.timings)
-    costs = lm.backbone.costs
-    tails = [hit.reuse.replayed] * len(lm.backbone.topology.groups)
-    row: dict[str, Any] = {
-        "length": length,
-        "ratio": ratio,
-        "matched": hit.reuse.matched,
-        "replayed": hit.reuse.replayed,
-    }
-    row["full_ms"] = _median_ms([timings.first_token for timings in full])
-    row["hit_ms"] = _median_ms([timings.first_token for timings in hits])
-    row["speedup"] = row["full_ms"] / row["hit_ms"]
-    row["limit"] = costs.prefill_flops(0, len(ids)) / costs.hit_flops(hit.reuse.matched, len(ids), tails)
-    row["loaded_mib"] = costs.hit_bytes(hit.reuse.matched, tails) / 2**20
-    for phase in ("lookup", "copy", "replay", "prefill"):
-        name = "query" if phase == "prefill" else phase
-        row[f"{name}_ms"] = _median_ms([getattr(timings, phase) for timings in hits])
-    return row
+def plan_of(arguments: argparse.Namespace) -> TtftPlan:
+    """Return what the arguments ask for, unchecked."""
+    shapes = arguments.shape or ([] if arguments.model else [_SHAPE])
+    sources = [(name, name != _BUNDLED) for name in shapes] + [(name, False) for name in arguments.model or []]
+    return TtftPlan(
+        targets=tuple(
+            dict.fromkeys(
+                Target(source, is_shape, engine)
+                for (source, is_shape), engine in product(sources, arguments.engine or ["transformers"])
+            )
+        ),
+        lengths=tuple(dict.fromkeys(arguments.lengths)),
+        ratios=tuple(dict.fromkeys(arguments.ratios)),
+        ablations=tuple(name for name in ABLATIONS if name in arguments.ablations),
+        dtype=arguments.dtype,
+        query=arguments.query,
+        repeats=arguments.repeats,
+        cold_repeats=arguments.repeats if arguments.cold_repeats is None else arguments.cold_repeats,
+        warmup=arguments.warmup,
+        host_bytes=arguments.host_bytes,
+    )
 
 
-def _median_ms(seconds: list[float]) -> float:
-    return round(1000 * statistics.median(seconds), 3)
+def report(found: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print a report and write the files that were asked for."""
+    from tailreplay.bench import ttft_report
 
-
-def _print_table(report: dict[str, Any]) -> None:
-    from rich.table import Table
-
+    if arguments.png:
+        arguments.png.write_bytes(ttft_report.picture(found["rows"], "png"))
+    if arguments.html:
+        ttft_report.write_html(found, arguments.html)
+    if arguments.json:
+        print(json.dumps(found, allow_nan=False))
+        return
     from tailreplay.commands.console import console
 
-    title = (
-        f"{report['engine']}: {report['model']}, {report['dtype']}, {report['device']}, {report['threads']} threads, "
-        f"{report['query']}-token query, medians of {report['repeats']}"
-    )
-    table = Table(title=title)
-    columns = [
-        "prefix",
-        "r",
-        "full ms",
-        "hit ms",
-        "speed-up",
-        "FLOP limit",
-        "lookup",
-        "copy",
-        "replay",
-        "query",
-        "MiB loaded",
-    ]
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in report["rows"]:
-        table.add_row(
-            str(row["length"]),
-            f"{row['ratio']:.0%}",
-            f"{row['full_ms']:.0f}",
-            f"{row['hit_ms']:.0f}",
-            f"{row['speedup']:.1f}x",
-            f"{row['limit']:.1f}x",
-            *(f"{row[name]:.1f}" if name in row else "" for name in PHASES),
-        )
-    console().print(table)
+    ttft_report.print_tables(console(), found)
+    for path in filter(None, (arguments.html, arguments.png)):
+        print(f"written: {path}")
+
+
+def _check_targets(plan: TtftPlan) -> None:
+    """Refuse what cannot be measured here before anything is loaded."""
+    from tailreplay.bench.traffic import vllm_version
+    from tailreplay.bench.ttft_needs import check_fits, described
+    from tailreplay.engines.transformers.quiet import quiet_library
+
+    quiet_library()
+    if any(target.engine == "vllm" for target in plan.targets):
+        vllm_version()
+    for target in plan.targets:
+        check_fits(target, described(target, plan.dtype), plan)
+
+
+def _limits(plan: TtftPlan, as_json: bool) -> None:
+    from tailreplay.bench.ttft_limits import limits_of
+    from tailreplay.bench.ttft_needs import described
+    from tailreplay.engines.transformers.quiet import quiet_library
+
+    quiet_library()
+    sources = {target.source: target for target in plan.targets}.values()
+    found = [limits_of(target, described(target, plan.dtype), plan) for target in sources]
+    if as_json:
+        print(json.dumps({"limits": found}))
+        return
+    from tailreplay.bench.ttft_report import print_limits
+    from tailreplay.commands.console import console
+
+    print_limits(console(), found)

@@ -1,99 +1,86 @@
-"""Time to first token in vLLM: hits against cold prefills, in one engine."""
+"""Time to first token in vLLM, with the engine in this process."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tailreplay.ablation import METHOD, Ablation
+from tailreplay.bench.traffic import vllm_version
+from tailreplay.bench.ttft_needs import needs_of
+from tailreplay.bench.ttft_plan import Target, TtftPlan
+from tailreplay.bench.ttft_rows import Sample
+from tailreplay.errors import TailReplayError
+
+if TYPE_CHECKING:
+    from tailreplay.engines.transformers.backbone import Backbone
+
+_BATCHED_TOKENS = 2048
+_GIB = 1 << 30
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one row a length and ratio, as `tailreplay.bench.ttft` prints them.
+class VllmEngine:
+    """One request at a time; see `ttft_turns.Engine`. The rest of a hit's time counts as `query`."""
 
-    The engine runs in this process. A cold run and hits take turns, after a warm-up; `replay_ms` and `copy_ms` are the
-    connector's own clocks.
-    """
-    from tailreplay import torchvision_shim
-    from tailreplay.engines.vllm.launch import environment
-
-    torchvision_shim.install()
-    for name, value in environment({}).items():
-        os.environ.setdefault(name, value)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    with tempfile.TemporaryDirectory() as folder:
-        model = arguments.model or _shape(arguments, Path(folder))
-        engine = _Engine(model, arguments)
-        return [engine.row(length, ratio) for length in arguments.lengths for ratio in arguments.ratios]
-
-
-def _shape(arguments: argparse.Namespace, folder: Path) -> str:
-    import torch
-
-    from tailreplay.bench.shapes import random_model
-
-    random_model(arguments.shape, getattr(torch, arguments.dtype)).save_pretrained(folder)
-    return str(folder)
-
-
-class _Engine:
-    def __init__(self, model: str, arguments: argparse.Namespace) -> None:
-        from vllm import LLM
-
-        from tailreplay.engines.vllm.launch import transfer_config
-
-        self._arguments = arguments
-        self._llm = LLM(
-            model,
-            dtype=arguments.dtype,
-            enforce_eager=True,
-            enable_prefix_caching=False,
-            skip_tokenizer_init=True,
-            max_model_len=max(arguments.lengths) + arguments.query + 256,
-            max_num_batched_tokens=2048,
-            kv_transfer_config=transfer_config({"host_bytes": arguments.host_bytes, "min_match": 1}),
-        )
-        from tailreplay.engines.transformers.describe import describe
-
-        self._costs = describe(model).costs
-
-    def row(self, length: int, ratio: float) -> dict[str, Any]:
-        """Store a prefix, then time cold runs and hits in turn."""
+    def __init__(self, target: Target, model: Backbone, plan: TtftPlan) -> None:
+        needs = needs_of(model, target.engine, plan)
+        _prepare(needs.kv)
         import torch
 
-        arguments = self._arguments
-        generator = torch.Generator().manual_seed(length)
-        ids = torch.randint(3, 4000, (length + arguments.query,), generator=generator).tolist()
-        self._run(ids[:length], {"mode": "off"})
-        self._run([5, 6, 7], {"mode": "off", "store": False})  # a step in which the last page lands
-        cold, hits, matched = [], [], 0
-        for turn in range(arguments.warmup + arguments.repeats):
-            full, _ = self._run(ids, {"mode": "off", "store": False})
-            hit, report = self._run(ids, {"mode": "replay", "ratio": ratio, "store": False})
-            matched = report["matched"]
-            if turn >= arguments.warmup:
-                cold.append(full)
-                hits.append(hit)
-        if matched != length:
-            raise RuntimeError(f"expected a hit of {length} tokens, got {matched}")
-        tails = [report["replayed"]] * len(self._costs.topology.groups)
-        limit = self._costs.prefill_flops(0, len(ids)) / self._costs.hit_flops(matched, len(ids), tails)
-        return {
-            "engine": "vllm",
-            "length": length,
-            "ratio": ratio,
-            "matched": matched,
-            "replayed": report["replayed"],
-            "full_ms": round(1000 * median(cold), 3),
-            "hit_ms": round(1000 * median(hits), 3),
-            "speedup": median(cold) / median(hits),
-            "limit": limit,
-            "loaded_mib": self._costs.hit_bytes(matched, tails) / 2**20,
+        from tailreplay.bench.memory_copies import copy_bandwidth
+        from tailreplay.clock import clock_of
+        from tailreplay.engines.vllm.inside import Inside
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.bandwidth = copy_bandwidth(device)
+        self.costs = model.costs
+        self.vocabulary = int(model.model.get_input_embeddings().num_embeddings)
+        on_cpu = device.type == "cpu"
+        longest = min(plan.longest + 256, model.max_tokens or plan.longest + 256)
+        self.flags: dict[str, Any] = {
+            # CUDA graphs and compiled code are what people run on a GPU; the CPU build has neither to gain from here.
+            "enforce_eager": on_cpu,
+            "enable_prefix_caching": False,
+            "max_num_batched_tokens": _BATCHED_TOKENS,
+            "max_model_len": longest,
         }
+        with tempfile.TemporaryDirectory() as folder:
+            self._llm = _start(_folder_of(target, plan, Path(folder)), plan, needs.pages, self.flags)
+        self._inside = Inside(self._llm)
+        self._clock = clock_of(device)
+        self.flags["phases"] = "host clock" if on_cpu else "CUDA events"
+        self.flags["copies"] = "in line" if on_cpu else "beside replay"
+
+    def store(self, ids: list[int]) -> None:
+        self._run(ids, {"mode": "off"})
+        self._run([5, 6, 7], {"mode": "off", "store": False})  # a step in which the last page lands
+
+    def cold(self, ids: list[int]) -> Sample:
+        return Sample(self._run(ids, {"mode": "off", "store": False})[0])
+
+    def hit(self, ids: list[int], ratio: float, ablation: Ablation) -> Sample:
+        self._inside.set(ablation, self._clock)
+        before = self._inside.spent()
+        total, report = self._run(ids, {"mode": "replay", "ratio": ratio, "store": False})
+        self._inside.set(METHOD, self._clock)
+        spent = self._inside.spent().since(before)
+        return Sample(
+            total=total,
+            lookup=spent.lookup,
+            copy=spent.copy,
+            replay=spent.replay,
+            query=total - spent.lookup - spent.copy - spent.replay,
+            matched=report.get("matched", 0),
+            replayed=report.get("replayed", 0),
+        )
+
+    def close(self) -> None:
+        """End the engine."""
+        del self._llm
+        self._inside.close()
 
     def _run(self, ids: list[int], options: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         from vllm import SamplingParams
@@ -101,7 +88,52 @@ class _Engine:
         params = SamplingParams(
             max_tokens=1, temperature=0, detokenize=False, extra_args={"kv_transfer_params": {"tailreplay": options}}
         )
+        self._clock.settle()
         begin = time.perf_counter()
         (out,) = self._llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
         seconds = time.perf_counter() - begin
         return seconds, (out.kv_transfer_params or {}).get("tailreplay", {})
+
+
+def _prepare(kv_bytes: int) -> None:
+    """Set what vLLM reads when it is imported; what the caller's environment says stays."""
+    from tailreplay import torchvision_shim
+    from tailreplay.engines.vllm.launch import environment
+
+    vllm_version()
+    torchvision_shim.install()
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(-(-kv_bytes // _GIB)))
+    for name, value in environment({}).items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+def _folder_of(target: Target, plan: TtftPlan, folder: Path) -> str:
+    import torch
+
+    from tailreplay.bench.shapes import random_model
+    from tailreplay.loading import model_path
+
+    if not target.is_shape:
+        return model_path(target.source)
+    random_model(target.source, getattr(torch, plan.dtype)).save_pretrained(folder)
+    return str(folder)
+
+
+def _start(model: str, plan: TtftPlan, host_bytes: int, flags: dict[str, Any]) -> Any:
+    from vllm import LLM
+
+    from tailreplay.engines.vllm.launch import transfer_config
+
+    try:
+        return LLM(
+            model,
+            dtype=plan.dtype,
+            skip_tokenizer_init=True,
+            kv_transfer_config=transfer_config({"host_bytes": host_bytes, "min_match": 1}),
+            **flags,
+        )
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise TailReplayError(f"vLLM could not start this model: {reason}.") from error

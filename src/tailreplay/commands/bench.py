@@ -15,6 +15,7 @@ BENCHMARKS = {
     "codecs": "coding of page parts: bytes, speed, error, and what it does to replayed states",
     "disk": "pages a second of the disk cache against plain files, and how long it takes to open",
     "eviction": "what eviction policies hit, by replaying traces through the catalog, without a model",
+    "growth": "how times and memory grow to a million tokens, modelled from what `ttft` has measured",
     "storage": "bytes a token by codec, how fast each tier hands pages over, and what a hit waits for",
     "ttft": "time to first token with and without the cache",
     "traffic": "vLLM: throughput with and without the connector, and how a hit holds up running streams",

@@ -67,6 +67,7 @@ class Trunk:
         finally:
             sequence.wait_loaded()
             lm.cache.release(plan)
+        timings.copy, timings.replay = sequence.copy_seconds, sequence.replay_seconds
         return sequence, report_of(plan)
 
 

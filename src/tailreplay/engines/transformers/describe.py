@@ -39,7 +39,11 @@ def describe(model: str | os.PathLike[str], dtype: torch.dtype | None = None, **
     UnsupportedModelError
         If the model cannot be loaded or replayed.
     """
-    config = _checked(model, **kwargs)
+    return describe_config(_checked(model, **kwargs), dtype)
+
+
+def describe_config(config: PretrainedConfig, dtype: torch.dtype | None = None) -> Backbone:
+    """Do what `describe` does, from a config that is there already."""
     text = config.get_text_config(decoder=True)
     chosen = dtype or getattr(config, "dtype", None) or getattr(text, "dtype", None) or torch.float32
     with torch.device("meta"):

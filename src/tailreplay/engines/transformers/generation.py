@@ -115,15 +115,17 @@ class Generation:
         ends = frozenset() if self._sampling.ignore_eos else end_tokens(lm.model)
         tokens: list[int] = []
         reason = "length"
-        started = time.perf_counter()
+        started = lm.clock.mark()
         logits = prefill(lm, sequence, self._ids, self._cancel)
         while logits is not None:
             token = sampler(logits)
             tokens.append(token)
             if len(tokens) == 1:
-                timings.prefill = time.perf_counter() - started
                 timings.first_token = time.perf_counter() - begin
+                timings.prefill = lm.clock.between(started, lm.clock.mark())
                 if plan is not None:
+                    # Not before: a clock of the device waits for what it times.
+                    timings.copy, timings.replay = sequence.copy_seconds, sequence.replay_seconds
                     # The query has run, so every copy from the plan's pages has ended: others may evict them.
                     sequence.wait_loaded()
                     lm.cache.release(plan)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from typing import Any, cast, overload
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from tailreplay.ablation import METHOD, Ablation
 from tailreplay.cache import PrefixCache
+from tailreplay.clock import Clock, HostClock
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.batch import generate_batch
 from tailreplay.engines.transformers.devices import usable_device
@@ -52,6 +53,13 @@ class HybridLM:
     min_tail : int
         Shortest tail; a match up to this length is replayed wholly and so is exact.
 
+    Attributes
+    ----------
+    ablation : Ablation
+        For benchmarks: what hits do without.
+    clock : Clock
+        Times the phases of a request; benchmarks set one of the device.
+
     Raises
     ------
     UnsupportedModelError
@@ -71,6 +79,8 @@ class HybridLM:
         self.tokenizer = tokenizer
         self.cache = cache if cache is not None else PrefixCache()
         self.min_tail = min_tail
+        self.ablation: Ablation = METHOD
+        self.clock: Clock = HostClock()
         self.reuse = parse_replay(replay, min_tail)
         if prefill_chunk < 1:
             raise InvalidRequestError(f"prefill_chunk must be at least 1, got {prefill_chunk}.", "prefill_chunk")
@@ -254,9 +264,9 @@ class HybridLM:
         timings: Timings,
     ) -> tuple[Sequence, ReplayPlan]:
         """Look `ids` up and restore what is matched; a load that fails becomes a miss. Release the plan when loaded."""
-        begin = time.perf_counter()
+        begin = self.clock.mark()
         plan = self.cache.lookup(ids, namespace, reuse, self.backbone.topology, self.backbone.costs)
-        timings.lookup = time.perf_counter() - begin
+        timings.lookup = self.clock.between(begin, self.clock.mark())
         try:
             sequence = self._restored(plan, ids, namespace, capacity, store)
         except BaseException as error:
@@ -266,13 +276,12 @@ class HybridLM:
             log.exception("Loading %d cached tokens failed; the prompt is computed instead.", plan.matched)
             plan = without_reuse(plan, "load_failed")
             sequence = self._restored(plan, ids, namespace, capacity, store)
-        timings.copy, timings.replay = sequence.copy_seconds, sequence.replay_seconds
         return sequence, plan
 
     def _restored(self, plan: ReplayPlan, ids: list[int], namespace: Namespace, capacity: int, store: bool) -> Sequence:
         sequence = Sequence(self.backbone, self.cache, namespace, capacity, store)
         try:
-            sequence.restore(plan, ids, self.prefill_chunk)
+            sequence.restore(plan, ids, self.prefill_chunk, self.ablation, self.clock)
         except BaseException:
             sequence.wait_loaded()
             sequence.abandon()

@@ -8,7 +8,7 @@ last mixer, since nothing reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -30,6 +30,7 @@ def replay(
     tails: Sequence[int],
     read_hidden: ReadHidden,
     chunk: int = 2048,
+    skip: bool = True,
 ) -> None:
     """Write the states after ``len(ids)`` tokens into `cache`. Mutates `cache`.
 
@@ -45,6 +46,8 @@ def replay(
         ``read_hidden(g, start, stop)`` returns the hiddens of the g-th *stored* group, ``(1, stop - start, d_model)``.
     chunk : int
         Longest run at once, so that memory does not grow with the tail.
+    skip : bool
+        False runs the feed-forward part after a group's last mixer too, to measure what leaving it out saves.
     """
     end = len(ids)
     stored = {group.index: position for position, group in enumerate(backbone.topology.stored_groups)}
@@ -60,16 +63,21 @@ def replay(
                 hidden = read_hidden(stored[group.index], start, stop)
             else:
                 hidden = backbone.embed(list(ids[start:stop]))
-            _run_group(backbone, group, hidden, backbone.positions(start, stop), cache)
+            _run_group(backbone, group, hidden, backbone.positions(start, stop), cache, skip)
 
 
 def _run_group(
-    backbone: Backbone, group: Group, hidden: torch.Tensor, positions: torch.Tensor, cache: compat.DynamicCache
+    backbone: Backbone,
+    group: Group,
+    hidden: torch.Tensor,
+    positions: torch.Tensor,
+    cache: compat.DynamicCache,
+    skip: bool,
 ) -> None:
     *inner, last = (backbone.layers[index] for index in group.layers)
     for layer in inner:
         hidden = compat.call_layer(layer, hidden, positions, cache)
-    with _leaving_after(backbone.family.mixer(last)):
+    with _leaving_after(backbone.family.mixer(last)) if skip else nullcontext():
         compat.call_layer(last, hidden, positions, cache)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
+from typing import Any
 
 import torch
 
+from tailreplay.ablation import METHOD, Ablation
 from tailreplay.cache import PrefixCache
 from tailreplay.chain import Chain
+from tailreplay.clock import Clock, HostClock
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.capture import Sink
@@ -42,8 +44,9 @@ class Sequence:
     ) -> None:
         self.tokens: list[int] = []
         self.provenance: Provenance = EXACT
-        self.replay_seconds = 0.0
-        self.copy_seconds = 0.0
+        self._clock: Clock = HostClock()
+        self._copy_marks: tuple[Any, Any] | None = None
+        self._replay_marks: tuple[Any, Any] | None = None
         self._backbone = backbone
         self._cache = cache
         self._namespace = namespace
@@ -58,14 +61,39 @@ class Sequence:
         """The library's cache: keys, values and states after `tokens`."""
         return self._past
 
+    @property
+    def copy_seconds(self) -> float:
+        """Time that `restore` took for keys and values; with a clock of the device, blocks until they are there."""
+        return self._clock.between(*self._copy_marks) if self._copy_marks is not None else 0.0
+
+    @property
+    def replay_seconds(self) -> float:
+        """Time that `restore` took to replay, waits for copies that outlast it included; blocks likewise."""
+        return self._clock.between(*self._replay_marks) if self._replay_marks is not None else 0.0
+
     @torch.inference_mode()
-    def restore(self, plan: ReplayPlan, ids: list[int], chunk: int = 2048) -> None:
+    def restore(
+        self,
+        plan: ReplayPlan,
+        ids: list[int],
+        chunk: int = 2048,
+        ablation: Ablation = METHOD,
+        clock: Clock | None = None,
+    ) -> None:
         """Begin with what `plan` matched of `ids`: copy its keys and values, replay its tails. Mutates self.
 
         The copies run on a side stream while replay computes; they do not depend on each other. The plan may be
         released after `wait_loaded`.
+
+        Parameters
+        ----------
+        ablation : Ablation
+            For benchmarks: what to do without.
+        clock : Clock, optional
+            Times the phases; the host's if not given.
         """
         assert not self.tokens
+        self._clock = clock = clock or HostClock()
         if self._store:
             self._chain = self._cache.open(self._namespace, plan)
         if plan.matched == 0:
@@ -80,7 +108,7 @@ class Sequence:
             return out[None]
 
         copies = self._copies
-        begin = time.perf_counter()
+        begin = clock.mark()
         rows = [
             entry.reserve(plan.matched, keys.token(device), values.token(device))
             for entry, (keys, values) in zip(self._backbone.kv(self._past), layout.kv, strict=True)
@@ -89,8 +117,11 @@ class Sequence:
             with copies.copying():
                 for index, (keys, values) in enumerate(rows):
                     reader.keys_values(index, keys, values)
-            copied = time.perf_counter()
-            replay(self._backbone, self._past, ids[: plan.matched], plan.tails, read_hidden, chunk)
+            self._copy_marks = begin, copies.mark(clock)
+            if not ablation.overlap:
+                copies.wait()
+            copied = clock.mark()
+            replay(self._backbone, self._past, ids[: plan.matched], plan.tails, read_hidden, chunk, ablation.skip)
             if self._chain is not None and self._chain.tokens < plan.matched:
                 # The hit ends inside a page: the next page needs these hiddens again.
                 for group, pending in enumerate(self._pending):
@@ -98,8 +129,7 @@ class Sequence:
         finally:
             # Also when replay fails: nothing may reuse the buffers before the copies into them have ended.
             copies.wait()
-        self.copy_seconds = copied - begin
-        self.replay_seconds = time.perf_counter() - copied
+        self._replay_marks = copied, clock.mark()
         self.tokens = list(ids[: plan.matched])
         self.provenance = plan.provenance
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tailreplay.ablation import Ablation
+from tailreplay.clock import Clock
 from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.messages import StepMetadata, StepReport
 from tailreplay.engines.vllm.plugin import tapped_model
@@ -134,6 +136,17 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         return
+
+    # ---- benchmarks
+
+    def carry_out(self, ablation: Ablation, clock: Clock) -> None:
+        """Let this rank's hits do without something, and be timed by `clock`."""
+        self._working.ablation, self._working.clock = ablation, clock
+
+    def spent(self) -> tuple[float, float]:
+        """Return the seconds of copies and replays since the start; in the scheduler's process."""
+        counts = self._scheduling.counts
+        return counts["load_seconds"], counts["replay_seconds"]
 
     # ---- inside
 

@@ -35,7 +35,12 @@ ReadHidden: TypeAlias = "Callable[[Load, int, int, int], torch.Tensor]"
 
 @torch.inference_mode()
 def replay(
-    model: TappedModel, states: StateBatch, tails: Sequence[Tail], read_hidden: ReadHidden, device: torch.device
+    model: TappedModel,
+    states: StateBatch,
+    tails: Sequence[Tail],
+    read_hidden: ReadHidden,
+    device: torch.device,
+    skip: bool = True,
 ) -> None:
     """Run the tails through each group's linear layers, all sequences in one batch. Mutates the states in vLLM's cache.
 
@@ -46,6 +51,8 @@ def replay(
     ----------
     read_hidden : callable
         ``read_hidden(load, g, start, stop)`` returns hiddens of the g-th stored group, ``(stop - start, d_model)``.
+    skip : bool
+        False runs the feed-forward part after a group's last mixer too, to measure what leaving it out saves.
     """
     adapter, decoder = model.adapter, model.decoder
     positions = torch.cat([torch.arange(tail.start, tail.start + tail.count, device=device) for tail in tails])
@@ -64,4 +71,7 @@ def replay(
             *inner, last = (decoder.layers[index] for index in group.layers)
             for layer in inner:
                 carried = adapter.step(layer, positions, carried)
-            adapter.finish(last, positions, carried)
+            if skip:
+                adapter.finish(last, positions, carried)
+            else:
+                adapter.step(last, positions, carried)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from tailreplay.clock import Clock
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
 from tailreplay.engines.vllm.kv_blocks import KVBlocks, OpaqueBlocks, TokenBlocks
 from tailreplay.engines.vllm.messages import Load
@@ -103,6 +105,10 @@ class PageStore:
         with self._stream.copying():
             for layer in self._layers:
                 layer.fill(load.blocks, load.present, load.matched, self.arena, load.slots)
+
+    def mark(self, clock: Clock) -> Any:
+        """Mark the moment at which the copies ordered so far have ended."""
+        return self._stream.mark(clock)
 
     def wait(self) -> None:
         """Let the next forward wait for the copies so far."""

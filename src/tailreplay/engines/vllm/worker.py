@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from tailreplay.ablation import METHOD, Ablation
+from tailreplay.clock import Clock, HostClock
 from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
 from tailreplay.engines.vllm.held import HeldHiddens, step_rows
@@ -49,6 +50,10 @@ class WorkerSide:
     ----------
     observer : callable or None
         For debugging: called with each load that has ended well, before anything else runs on its states.
+    ablation : Ablation
+        For benchmarks: what hits do without.
+    clock : Clock
+        Times copies and replays; benchmarks set one of the device.
     """
 
     def __init__(
@@ -74,6 +79,8 @@ class WorkerSide:
         self._limit = settings.max_replay_tokens_per_step
         self._taps_write: bool | None = None
         self.observer: Callable[[Load], None] | None = None
+        self.ablation: Ablation = METHOD
+        self.clock: Clock = HostClock()
         self._held: dict[str, HeldHiddens] = {}
         self._jobs: list[_Job] = []
         self._first_rows: dict[str, int] = {}
@@ -220,10 +227,15 @@ class WorkerSide:
 
     def _work(self, budget: int) -> None:
         """Copy and replay, at most `budget` tokens in all; what is left goes on in the next step."""
-        begin = time.perf_counter()
-        self._copy([job for job in self._jobs if not job.copied])
-        copied = time.perf_counter()
-        self._report.load_seconds += copied - begin
+        clock = self.clock
+        begin = clock.mark()
+        fresh = [job for job in self._jobs if not job.copied]
+        self._copy(fresh)
+        # Without copies their stream has no moment of its own: it would be one before `begin`.
+        copied = self.store.mark(clock) if fresh else begin
+        if not self.ablation.overlap:
+            self.store.wait()
+        started = clock.mark()
         batch = []
         for job in self._jobs:
             count = min(job.load.tail - job.done, budget)
@@ -236,7 +248,9 @@ class WorkerSide:
         self.store.wait()
         for job in [job for job in self._jobs if job.copied and job.done >= job.load.tail]:
             self._end(job, failed=False)
-        self._report.replay_seconds += time.perf_counter() - copied
+        replayed = clock.mark()
+        self._report.load_seconds += clock.between(begin, copied)
+        self._report.replay_seconds += clock.between(started, replayed)
 
     def _copy(self, jobs: list[_Job]) -> None:
         """Begin loads. Only those that are fine on every rank go on: replay runs on all of them together."""
@@ -269,7 +283,7 @@ class WorkerSide:
 
     def _replay(self, batch: list[Tail]) -> None:
         try:
-            replay(self._model, self.states, batch, self.store.hidden, self._device)
+            replay(self._model, self.states, batch, self.store.hidden, self._device, self.ablation.skip)
         except Exception:
             if self._ranks.size > 1:
                 raise  # the other ranks wait inside the same batch: nobody can go on

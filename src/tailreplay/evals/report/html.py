@@ -8,28 +8,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tailreplay.evals.report.grids import Grid, Section, setting_lines
+from tailreplay.evals.report.grids import setting_lines
+from tailreplay.evals.report.page import page, section_html, settings_html
 from tailreplay.evals.report.sections import sections_of
 from tailreplay.evals.summary import Summary
 from tailreplay.evals.verdicts import Verdict
-
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; padding: 1rem;
-       max-width: 60rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-p { max-width: 45rem; } p.note { color: #555; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding-bottom: .3rem; white-space: nowrap; }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-thead th { white-space: normal; vertical-align: bottom; border-bottom: 2px solid #888; }
-th:first-child { text-align: left; font-weight: 600; }
-.settings td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-img { max-width: 100%; height: auto; }
-.verdict { border-left: .3rem solid; padding-left: .7rem; }
-.passed { border-color: #228833; } .failed { border-color: #cc3311; } .undecided { border-color: #ccaa00; }
-"""
 
 
 def write_html(summary: Summary, settings: Mapping[str, Any], picture: bytes, path: Path) -> None:
@@ -44,41 +27,16 @@ def write_html(summary: Summary, settings: Mapping[str, Any], picture: bytes, pa
         The PNG file that `draw` makes; empty for a report without one.
     path : Path
     """
-    first, *others = [_section(section) for section in sections_of(summary)] or ["<p>Nothing measured yet.</p>"]
+    first, *others = [section_html(section) for section in sections_of(summary)] or ["<p>Nothing measured yet.</p>"]
     title = f"Tail replay: what a hit keeps of {settings.get('model', 'the model')}"
-    lines = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1>",
+    parts = [
         first,
         *map(_verdict, summary.verdicts),
         _picture(picture) if picture else "",
         *others,
-        _settings(settings, summary.documents),
-        "</body></html>",
+        settings_html([*setting_lines(settings), ("documents", str(summary.documents))]),
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _section(section: Section) -> str:
-    grids = "\n".join(map(_grid, section.grids))
-    return f'<h2>{escape(section.title)}</h2>\n<p class="note">{escape(section.text)}</p>\n{grids}'
-
-
-def _grid(grid: Grid) -> str:
-    headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in grid.headings)
-    rows = "\n".join(_row(row) for row in grid.rows)
-    return (
-        f'<div class="wide"><table><caption>{escape(grid.title)}</caption>\n'
-        f"<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
-    )
-
-
-def _row(row: tuple[str, ...]) -> str:
-    name, *texts = map(escape, row)
-    return f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{text}</td>" for text in texts) + "</tr>"
+    path.write_text(page(title, parts), encoding="utf-8")
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -88,8 +46,3 @@ def _verdict(verdict: Verdict) -> str:
 def _picture(picture: bytes) -> str:
     text = "Retention and NLL gap closed against the share replayed, and state error by layer"
     return f'<img alt="{text}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
-
-
-def _settings(settings: Mapping[str, Any], documents: int) -> str:
-    rows = "\n".join(_row(line) for line in [*setting_lines(settings), ("documents", str(documents))])
-    return f'<h2>Settings of the run</h2>\n<table class="settings"><tbody>\n{rows}\n</tbody></table>'

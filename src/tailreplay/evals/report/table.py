@@ -38,7 +38,7 @@ def print_tables(console: Console, summary: Summary, settings: Mapping[str, Any]
         console.print()
         console.rule(Text(section.title, style="bold"), align="left")
         for grid in section.grids:
-            console.print(_table(grid))
+            console.print(table_of(grid))
         console.print(Text(section.text, style="dim"))
         if place == 0:
             _print_verdicts(console, summary)
@@ -52,7 +52,8 @@ def _print_verdicts(console: Console, summary: Summary) -> None:
         console.print(Text.assemble((verdict.word, _COLOURS[verdict.passed]), f"  {verdict.text}"))
 
 
-def _table(grid: Grid) -> Table:
+def table_of(grid: Grid) -> Table:
+    """Return a grid as a table of rich."""
     from rich.table import Table
     from rich.text import Text
 
