@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,9 @@ from tailreplay import HybridLM
 from tailreplay.engines.transformers.compat import DynamicLayer
 from tailreplay.engines.transformers.kv_layer import PreallocatedLayer
 from tailreplay.engines.transformers.text import TextStream
+from tailreplay.pages import PartSpec
 from tailreplay.streams import CopyStream
+from tailreplay.tiers.host import HostArena
 
 
 @pytest.mark.parametrize("capacity", [1, 5, 100])
@@ -99,3 +103,23 @@ def test_text_of_the_bundled_tokenizer_survives_streaming(bundled: HybridLM) -> 
     stream = TextStream(bundled.tokenizer)
     out = "".join(stream.push(token) for token in bundled.encode(text)) + stream.flush()
     assert out == bundled.tokenizer.decode(bundled.encode(text), skip_special_tokens=True)
+
+
+def test_tails_are_read_before_keys_and_values(tiny: HybridLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.randint(3, 90, (400,), generator=torch.Generator().manual_seed(0)).tolist()
+    first = tiny.generate(ids, max_new_tokens=1)
+    reads: list[str] = []
+    read = HostArena.read
+
+    def noting(arena: HostArena, part: PartSpec, *args: Any) -> None:
+        reads.append(part.name[0])
+        read(arena, part, *args)
+
+    monkeypatch.setattr(HostArena, "read", noting)
+    tiny.prefill_chunk = 128
+    assert tiny.generate([*ids, 5], replay=0.5, max_new_tokens=1, store=False).reuse.replayed == 200
+    assert first.reuse.matched == 0
+    groups = len(tiny.backbone.topology.stored_groups)
+    attention = len(tiny.backbone.topology.attention_layers)
+    # The second chunk of the tail comes when the first has been computed.
+    assert reads == ["h"] * groups + ["k", "v"] * attention + ["h"] * groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from tailreplay.ablation import ABLATIONS, METHOD
 from tailreplay.clock import HostClock
 from tailreplay.engines.vllm.inside import Inside
 from tailreplay.engines.vllm.plugin import tapped_model
+from tailreplay.pages import PartSpec
+from tailreplay.tiers.host import HostArena
 from tests.vllm_live.conftest import Engine
 
 RANDOM = random.Random(5)
@@ -64,3 +67,18 @@ def test_each_phase_of_a_hit_is_timed_and_those_of_a_miss_are_not(engine: Engine
     miss = inside.spent().since(before)
     assert miss.lookup > 0
     assert (miss.copy, miss.replay) == (0, 0)
+
+
+def test_tails_are_read_before_keys_and_values(engine: Engine, inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read = HostArena.read
+
+    def noting(arena: HostArena, part: PartSpec, *args: Any) -> None:
+        reads.append(part.name[:2])
+        read(arena, part, *args)
+
+    monkeypatch.setattr(HostArena, "read", noting)
+    engine.run(PROMPT, mode="replay", ratio=0.5, store=False)
+    groups = len(tapped_model().topology.stored_groups)
+    # Later reads of hiddens are those of the last, partial page, which goes on being filled.
+    assert reads.index("kv") == groups > 0

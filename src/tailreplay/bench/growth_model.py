@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class Work:
         Bytes of the cached prefix.
     """
 
-    terms: dict[str, tuple[float, ...]]
+    terms: Mapping[str, tuple[float, ...]]
     host_bytes: int
 
 

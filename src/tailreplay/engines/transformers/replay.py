@@ -14,7 +14,7 @@ import torch
 
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
-from tailreplay.topology import Group
+from tailreplay.topology import Group, Topology
 
 ReadHidden = Callable[[int, int, int], torch.Tensor]
 
@@ -53,17 +53,28 @@ def replay(
     stored = {group.index: position for position, group in enumerate(backbone.topology.stored_groups)}
     # Chunks outside, groups inside, as in a prefill: some families (OLMo-Hybrid) ask the last linear layer of the model
     # whether there is a state to continue from, and would take a group's second chunk for its first otherwise.
-    for begin in range(end - max(tails, default=0), end, chunk):
-        stop = min(begin + chunk, end)
-        for group, tail in zip(backbone.topology.groups, tails, strict=True):
-            start = max(begin, end - tail)
-            if start >= stop:
-                continue
+    for spans in _chunks(backbone.topology, tails, end, chunk):
+        for group, start, stop in spans:
             if group.stores_hidden:
                 hidden = read_hidden(stored[group.index], start, stop)
             else:
                 hidden = backbone.embed(list(ids[start:stop]))
             _run_group(backbone, group, hidden, backbone.positions(start, stop), cache, skip)
+
+
+def reads_of(topology: Topology, tails: Sequence[int], end: int, chunk: int = 2048) -> list[tuple[int, int, int]]:
+    """Return what `replay` reads first, before it computes anything: (stored group, start, stop) of its first chunk."""
+    stored = {group.index: position for position, group in enumerate(topology.stored_groups)}
+    first = next(_chunks(topology, tails, end, chunk), [])
+    return [(stored[group.index], start, stop) for group, start, stop in first if group.stores_hidden]
+
+
+def _chunks(topology: Topology, tails: Sequence[int], end: int, chunk: int) -> Iterator[list[tuple[Group, int, int]]]:
+    """Yield chunk by chunk the groups that take part, and from where to where."""
+    for begin in range(end - max(tails, default=0), end, chunk):
+        stop = min(begin + chunk, end)
+        spans = [(group, max(begin, end - tail), stop) for group, tail in zip(topology.groups, tails, strict=True)]
+        yield [span for span in spans if span[1] < stop]
 
 
 def _run_group(

@@ -14,7 +14,7 @@ from tailreplay.clock import Clock, HostClock
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.capture import Sink
-from tailreplay.engines.transformers.replay import replay
+from tailreplay.engines.transformers.replay import reads_of, replay
 from tailreplay.keys import Namespace
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT, Provenance
@@ -107,6 +107,14 @@ class Sequence:
             reader.hidden(group, start, stop, out)
             return out[None]
 
+        # Before the keys and values, which would hold them up on their way to a GPU: replay begins with these.
+        reads = reads_of(self._backbone.topology, plan.tails, plan.matched, chunk)
+        staged = {read: read_hidden(*read) for read in reads}
+
+        def staged_hidden(group: int, start: int, stop: int) -> torch.Tensor:
+            ready = staged.pop((group, start, stop), None)
+            return read_hidden(group, start, stop) if ready is None else ready
+
         copies = self._copies
         begin = clock.mark()
         rows = [
@@ -121,7 +129,7 @@ class Sequence:
             if not ablation.overlap:
                 copies.wait()
             copied = clock.mark()
-            replay(self._backbone, self._past, ids[: plan.matched], plan.tails, read_hidden, chunk, ablation.skip)
+            replay(self._backbone, self._past, ids[: plan.matched], plan.tails, staged_hidden, chunk, ablation.skip)
             if self._chain is not None and self._chain.tokens < plan.matched:
                 # The hit ends inside a page: the next page needs these hiddens again.
                 for group, pending in enumerate(self._pending):

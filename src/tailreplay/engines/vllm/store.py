@@ -118,7 +118,11 @@ class PageStore:
         """Return this rank's share of hiddens ``start .. stop-1``, ``(stored groups, stop - start, width)``."""
         if not self._hidden:
             return torch.empty(0, stop - start, 0)
-        return torch.stack([self._share(load, group, start, stop) for group in range(len(self._hidden))])
+        part = self._hidden[0]
+        out = torch.empty((len(self._hidden), stop - start, *part.shape), dtype=part.dtype, device=self._device)
+        for group, rows in enumerate(out):
+            self._read(load, group, start, rows)
+        return out
 
     def hidden(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
         """Return hiddens ``start .. stop-1`` of the stored group, ``(stop - start, d_model)``. All ranks call it alike."""
@@ -127,10 +131,14 @@ class PageStore:
     def _share(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
         part = self._hidden[group]
         out = torch.empty((stop - start, *part.shape), dtype=part.dtype, device=self._device)
+        self._read(load, group, start, out)
+        return out
+
+    def _read(self, load: Load, group: int, start: int, out: torch.Tensor) -> None:
+        stop = start + out.shape[0]
         if start < stop and min(load.hidden_slots[start // self._page : -(-stop // self._page)]) < 0:
             raise LookupError(f"Hiddens {start} to {stop - 1} are not all in host memory.")
-        self.arena.read(part, load.hidden_slots, start, stop, out)
-        return out
+        self.arena.read(self._hidden[group], load.hidden_slots, start, stop, out)
 
     def _seal(self, part: PartSpec, slots: Sequence[int], count: int) -> None:
         # What goes to tiers below, and what comes back, is checked in any case.

@@ -29,11 +29,18 @@ log = logging.getLogger("vllm.tailreplay")
 
 @dataclass
 class _Job:
-    """A load under way: `done` tokens of its tail are replayed."""
+    """A load under way: `done` tokens of its tail are replayed.
+
+    Attributes
+    ----------
+    staged : torch.Tensor or None
+        The first hiddens of its tail, already on the device.
+    """
 
     load: Load
     copied: bool = False
     done: int = 0
+    staged: torch.Tensor | None = None
 
 
 class WorkerSide:
@@ -268,6 +275,10 @@ class WorkerSide:
                 log.warning("%d cached pages are not what was stored; the request is computed instead.", len(damaged))
                 self._report.damaged |= damaged
                 return False
+            # Before the keys and values, which would hold them up on their way to a GPU: replay begins with these.
+            if load.tail:
+                first = load.matched - load.tail
+                job.staged = self.store.hidden_shares(load, first, first + min(load.tail, self._limit))
             self.store.fill(load)
             if load.tail == 0:
                 self.states.zero(load.states)
@@ -283,7 +294,7 @@ class WorkerSide:
 
     def _replay(self, batch: list[Tail]) -> None:
         try:
-            replay(self._model, self.states, batch, self.store.hidden, self._device, self.ablation.skip)
+            replay(self._model, self.states, batch, self._hidden, self._device, self.ablation.skip)
         except Exception:
             if self._ranks.size > 1:
                 raise  # the other ranks wait inside the same batch: nobody can go on
@@ -296,6 +307,14 @@ class WorkerSide:
         done = {tail.load.request: tail.done + tail.count for tail in batch}
         for job in self._jobs:
             job.done = done.get(job.load.request, job.done)
+
+    def _hidden(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
+        """Return hiddens ``start .. stop-1`` of a stored group, ``(stop - start, d_model)``. All ranks call it alike."""
+        (staged,) = (job.staged for job in self._jobs if job.load is load)
+        first = load.matched - load.tail
+        if staged is None or stop - first > staged.shape[1]:
+            return self.store.hidden(load, group, start, stop)
+        return self._ranks.gather(staged[group, start - first : stop - first])
 
     def _end(self, job: _Job, failed: bool) -> None:
         self._jobs = [other for other in self._jobs if other is not job]
