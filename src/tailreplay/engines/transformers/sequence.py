@@ -107,6 +107,7 @@ class Sequence:
             reader.hidden(group, start, stop, out)
             return out[None]
 
+        begin = clock.mark()
         # Before the keys and values, which would hold them up on their way to a GPU: replay begins with these.
         reads = reads_of(self._backbone.topology, plan.tails, plan.matched, chunk)
         staged = {read: read_hidden(*read) for read in reads}
@@ -116,7 +117,6 @@ class Sequence:
             return read_hidden(group, start, stop) if ready is None else ready
 
         copies = self._copies
-        begin = clock.mark()
         rows = [
             entry.reserve(plan.matched, keys.token(device), values.token(device))
             for entry, (keys, values) in zip(self._backbone.kv(self._past), layout.kv, strict=True)
