@@ -43,6 +43,9 @@ def measure_target(plan: TtftPlan, target: Target, keep: Keep) -> None:
     quiet_library()
     import torch
 
+    if target.engine == "transformers":
+        # As this engine does, but before torch starts threads: those would go on computing with denormals, slowly.
+        torch.set_flush_denormal(True)
     say(f"{target.engine}, {target.name}: loading")
     try:
         with closing(_loaded(plan, target)) as engine:

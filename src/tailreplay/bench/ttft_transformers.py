@@ -24,9 +24,9 @@ class TransformersEngine:
 
     def __init__(self, target: Target, model: Backbone, plan: TtftPlan) -> None:
         device = usable_device(None)
-        self.bandwidth = copy_bandwidth(device)
         self._lm = _load(target, plan, PrefixCache(needs_of(model, target.engine, plan).pages), device)
         self._lm.clock = clock_of(device)
+        self.bandwidth = copy_bandwidth(device)
         self.costs = self._lm.backbone.costs
         self.vocabulary = int(self._lm.model.get_input_embeddings().num_embeddings)
         self.flags: dict[str, Any] = {

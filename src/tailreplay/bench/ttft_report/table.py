@@ -22,7 +22,9 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
     for section in sections_of(report):
         console.print()
         for grid in section.grids:
-            console.print(table_of(grid))
+            table = table_of(grid)
+            table.padding = (0, 0, 0, 1)  # many columns
+            console.print(table)
         console.print(Text(section.text, style="dim"))
 
 
