@@ -313,5 +313,5 @@ def test_somebody_elses_forward_is_left() -> None:
 
 
 def test_other_families_are_left() -> None:
-    assert not Backbone(tiny_model("kimi_linear")).kernels
+    assert not Backbone(tiny_model("granitemoehybrid")).kernels
     assert not kernels.install([torch.nn.Linear(2, 2)])

@@ -214,8 +214,7 @@ def _stage(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _inverse_norm(vectors: torch.Tensor) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return norm.square_().add_(EPSILON).rsqrt_()
+    return vectors.square().sum(-1, keepdim=True).add_(EPSILON).rsqrt_()
 
 
 def _within_chunks(pairs: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
