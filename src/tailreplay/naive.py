@@ -31,14 +31,36 @@ def gated_delta_rule(key: Array, value: Array, log_decay: Array, beta: Array, in
     -------
     ndarray, shape (heads, key_dim, value_dim), float64
     """
+    return gated_delta_outputs(key, key, value, log_decay, beta, initial)[1]
+
+
+def gated_delta_outputs(
+    query: Array, key: Array, value: Array, log_decay: Array, beta: Array, initial: Array | None = None
+) -> tuple[Array, Array]:
+    """Gated DeltaNet output of every token, ``S_i^T q_i``, and the state after all of them.
+
+    Parameters
+    ----------
+    query : ndarray, shape (tokens, heads, key_dim)
+        L2-normalised and scaled.
+    key, value, log_decay, beta, initial : ndarray
+        As in `gated_delta_rule`.
+
+    Returns
+    -------
+    outputs : ndarray, shape (tokens, heads, value_dim), float64
+    state : ndarray, shape (heads, key_dim, value_dim), float64
+    """
     tokens, heads, key_dim = key.shape
     state = np.zeros((heads, key_dim, value.shape[-1])) if initial is None else initial.astype(np.float64)
+    outputs = np.zeros(value.shape)
     for i in range(tokens):
         decayed = np.exp(log_decay[i])[:, None, None] * state
         recalled = np.einsum("hk,hkv->hv", key[i], decayed)
         correction = beta[i][:, None] * (value[i] - recalled)
         state = decayed + np.einsum("hk,hv->hkv", key[i], correction)
-    return state
+        outputs[i] = np.einsum("hk,hkv->hv", query[i], state)
+    return outputs, state
 
 
 def causal_conv1d(inputs: Array, weight: Array, left: Array | None = None) -> Array:

@@ -10,6 +10,8 @@ from tailreplay.costs import CostModel
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.capture import Sink, taps_of
 from tailreplay.engines.transformers.families.registry import family_of
+from tailreplay.engines.transformers.kernels import install as kernels
+from tailreplay.engines.transformers.kernels.states import token_major
 from tailreplay.engines.transformers.kv_layer import PreallocatedLayer
 from tailreplay.engines.transformers.layer_costs import layer_costs
 from tailreplay.errors import UnsupportedModelError
@@ -20,7 +22,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Backbone:
-    """Wraps a causal language model. Installs taps on it; changes no weight.
+    """Wraps a causal language model. Installs taps on it, and kernels in its mixers; changes no weight.
 
     Parameters
     ----------
@@ -28,6 +30,11 @@ class Backbone:
         In eval mode, on one device. A model on the meta device can be inspected but not run.
     page_size : int
         Tokens a page.
+
+    Attributes
+    ----------
+    kernels : bool
+        Whether its linear layers use the CPU kernels of `tailreplay.engines.transformers.kernels`.
 
     Raises
     ------
@@ -48,6 +55,7 @@ class Backbone:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.layers = self.family.layers(model)
         self.taps = taps_of(self.layers, self.topology)
+        self.kernels = self._install_kernels()
         cache, sink = self._probe()
         self.layout = self._layout(cache, sink, page_size)
         self.costs = self._costs(cache)
@@ -60,7 +68,7 @@ class Backbone:
 
     def new_cache(self, capacity: int) -> compat.DynamicCache:
         """Return an empty cache whose attention layers have room for `capacity` tokens."""
-        cache = compat.new_cache(self.config)
+        cache = self._empty_cache()
         for layer in self.topology.attention_layers:
             cache.layers[layer] = PreallocatedLayer(capacity)
         return cache
@@ -71,7 +79,7 @@ class Backbone:
 
     def copy_cache(self, cache: compat.DynamicCache, capacity: int) -> compat.DynamicCache:
         """Return an independent copy with room for `capacity` tokens."""
-        twin = compat.new_cache(self.config)
+        twin = self._empty_cache()
         compat.copy_states(cache, twin)
         for layer in self.topology.attention_layers:
             twin.layers[layer] = cache.layers[layer].copy(capacity)
@@ -118,6 +126,17 @@ class Backbone:
             hasher.update(repr((name, tuple(tensor.shape), str(tensor.dtype), total, sample)).encode())
         digest: str = hasher.hexdigest()
         return digest
+
+    def _install_kernels(self) -> bool:
+        mixers = [self.family.mixer(self.layers[i]) for group in self.topology.groups for i in group.stateful]
+        if self.family.gated_delta and kernels.wanted():
+            return kernels.install(mixers)
+        kernels.uninstall(mixers)
+        return False
+
+    def _empty_cache(self) -> compat.DynamicCache:
+        cache = compat.new_cache(self.config)
+        return token_major(cache) if self.kernels else cache
 
     @torch.inference_mode()
     def _probe(self) -> tuple[compat.DynamicCache, Sink]:

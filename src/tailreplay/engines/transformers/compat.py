@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
@@ -170,6 +170,7 @@ def _stacked(entries: list[Any], name: str, index: int) -> torch.Tensor | None:
 __all__ = [
     "DynamicCache",
     "DynamicLayer",
+    "LinearAttentionLayer",
     "batch_logits",
     "cache_argument",
     "call_layer",

@@ -23,10 +23,13 @@ class Family:
     state_ops : float
         Floating-point operations a token and state element of the recurrence: 6 for the delta rule (read, write and
         query), 4 for diagonal recurrences (write and query).
+    gated_delta : bool
+        Whether the linear layers call the library's gated delta rule, for which there are faster CPU kernels.
     """
 
     mixers: tuple[str, ...] = ("linear_attn", "self_attn")
     state_ops: float = 6.0
+    gated_delta: bool = False
 
     def topology(self, config: PretrainedConfig) -> Topology:
         """Return the groups of a model with this text config.

@@ -10,16 +10,17 @@ from tailreplay.engines.transformers.families.granite import GraniteFamily
 from tailreplay.engines.transformers.families.lfm2 import Lfm2Family
 from tailreplay.errors import UnsupportedModelError
 
-_DELTA = Family()
+_GATED_DELTA = Family(gated_delta=True)
+_KIMI_DELTA = Family()
 _MAMBA = Family(mixers=("mamba", "self_attn"), state_ops=4.0)
 _NEMOTRON = Family(mixers=("mixer",), state_ops=4.0)
 
 FAMILIES: dict[str, Family] = {
-    "qwen3_5": _DELTA,
-    "qwen3_5_moe": _DELTA,
-    "qwen3_next": _DELTA,
-    "olmo_hybrid": _DELTA,
-    "kimi_linear": _DELTA,
+    "qwen3_5": _GATED_DELTA,
+    "qwen3_5_moe": _GATED_DELTA,
+    "qwen3_next": _GATED_DELTA,
+    "olmo_hybrid": _GATED_DELTA,
+    "kimi_linear": _KIMI_DELTA,
     "granitemoehybrid": GraniteFamily(),
     "bamba": _MAMBA,
     "nemotron_h": _NEMOTRON,
