@@ -18,6 +18,7 @@ from tailreplay.errors import TailReplayError
 _COUNTER = re.compile(
     r'^\w*:?tailreplay_(hits|misses)_total\{.*(?:provenance|reason)="([^"]*)".*\} (\S+)', re.MULTILINE
 )
+_OTHER_SECONDS = 30  # for everything but completions
 
 
 class EndpointError(TailReplayError):
@@ -134,7 +135,7 @@ class Endpoint:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         # No proxies of the environment: they are not part of what is measured.
         self._http = httpx.AsyncClient(
-            base_url=self.url, headers=headers, timeout=self._timeout, limits=limits, trust_env=False
+            base_url=self.url, headers=headers, timeout=_OTHER_SECONDS, limits=limits, trust_env=False
         )
         self._errors: tuple[type[Exception], ...] = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
         try:
@@ -227,7 +228,7 @@ class Endpoint:
             raise EndpointError(f"{self.name} at {self.url} names no model: give --api-model.") from None
 
     async def _read(self, body: dict[str, Any], stream: _Stream) -> None:
-        async with self._http.stream("POST", "/v1/completions", json=body) as response:
+        async with self._http.stream("POST", "/v1/completions", json=body, timeout=None) as response:
             if response.status_code != 200:
                 await response.aread()
                 raise EndpointError(f"{self.name} refused a request: {_status(response)}{_reason(response)}.")

@@ -14,9 +14,11 @@ from typing import Any
 from tailreplay.bench.endpoint import Endpoint
 from tailreplay.bench.patterns import PATTERNS, Draw, longest
 from tailreplay.bench.peers_table import HEADINGS, rows_of, table
+from tailreplay.bench.report_files import add_file_arguments, check_files, options_of, write_files
 from tailreplay.errors import InvalidRequestError, TailReplayError
 
 SERVERS = ("none", "own", "tailreplay")
+_TITLE = "Prompt tokens reused, of those that an ideal cache would have; ms to the first token"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=900, help="seconds a request may take (default: %(default)s)")
     add_server_arguments(parser)
     parser.add_argument("--save", metavar="FILE", help="append what was measured, a JSON line a pattern, as it comes")
+    add_file_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status, 1 if a server failed."""
     others = check(arguments)
     records: list[dict[str, Any]] = []
-    failed = False
+    status = 0
     names = SERVERS if arguments.servers is None and not others else arguments.servers or ()
     with tempfile.TemporaryDirectory() as folder:
         model = _prepared(arguments, Path(folder)) if names else ""
@@ -67,14 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
                 with _server(arguments, name, url, model) as endpoint:
                     asyncio.run(_measure(arguments, endpoint, records))
             except KeyboardInterrupt:
-                failed = True
+                status = 130
                 _say("Interrupted: what was measured so far follows.")
                 break
             except TailReplayError as error:
-                failed = True
+                status = 1
                 _say(f"tailreplay: {name}: {error}")
     _print(arguments, records)
-    return 1 if failed else 0
+    return status
 
 
 def check(arguments: argparse.Namespace) -> dict[str, str]:
@@ -93,6 +96,7 @@ def check(arguments: argparse.Namespace) -> dict[str, str]:
         if name in others or name in SERVERS:
             raise InvalidRequestError(f"--url {given!r}: the name {name!r} is taken.")
         others[name] = url
+    check_files(arguments, "save")
     return others
 
 
@@ -141,11 +145,21 @@ async def _measure(arguments: argparse.Namespace, endpoint: Endpoint, records: l
 
 
 def _print(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> None:
+    from tailreplay.bench.peers_picture import draw
+    from tailreplay.evals.report.grids import Grid
+
     rows = rows_of(records)
+    lines = table(rows)
     notes = {record["server"]: record["note"] for record in records if record["note"]}
+    write_files(
+        arguments,
+        "Prefix caches side by side",
+        [Grid(_TITLE, HEADINGS, tuple(lines))],
+        lambda figure: draw(figure, rows),
+        "By pattern and server: the share of reusable tokens that was reused, and the median time to first token",
+    )
     if arguments.json:
-        options = {name: value for name, value in vars(arguments).items() if name not in ("benchmark", "extra")}
-        print(json.dumps({"options": options, "rows": rows, "notes": notes, "records": records}))
+        print(json.dumps({"options": options_of(arguments), "rows": rows, "notes": notes, "records": records}))
         return
     if not rows:
         return
@@ -153,10 +167,10 @@ def _print(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> None
 
     from tailreplay.commands.console import console
 
-    made = Table(title="Prompt tokens reused, of those that an ideal cache would have; ms to the first token")
+    made = Table(title=_TITLE)
     for at, heading in enumerate(HEADINGS):
         made.add_column(heading, justify="left" if at < 2 else "right", no_wrap=True)
-    for line in table(rows):
+    for line in lines:
         made.add_row(*line)
     console().print(made)
     for name, note in notes.items():

@@ -13,7 +13,7 @@ from tailreplay.evals.report.sections import sections_of
 from tailreplay.evals.summary import Summary
 from tailreplay.evals.verdicts import Verdict
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; padding: 1rem;
        max-width: 60rem; }
@@ -30,6 +30,8 @@ img { max-width: 100%; height: auto; }
 .verdict { border-left: .3rem solid; padding-left: .7rem; }
 .passed { border-color: #228833; } .failed { border-color: #cc3311; } .undecided { border-color: #ccaa00; }
 """
+
+_PICTURED = "Retention and NLL gap closed against the share replayed, and state error by layer"
 
 
 def write_html(summary: Summary, settings: Mapping[str, Any], picture: bytes, path: Path) -> None:
@@ -50,11 +52,11 @@ def write_html(summary: Summary, settings: Mapping[str, Any], picture: bytes, pa
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         first,
         *map(_verdict, summary.verdicts),
-        _picture(picture) if picture else "",
+        picture_html(picture, _PICTURED) if picture else "",
         *others,
         _settings(settings, summary.documents),
         "</body></html>",
@@ -63,20 +65,22 @@ def write_html(summary: Summary, settings: Mapping[str, Any], picture: bytes, pa
 
 
 def _section(section: Section) -> str:
-    grids = "\n".join(map(_grid, section.grids))
+    grids = "\n".join(map(grid_html, section.grids))
     return f'<h2>{escape(section.title)}</h2>\n<p class="note">{escape(section.text)}</p>\n{grids}'
 
 
-def _grid(grid: Grid) -> str:
+def grid_html(grid: Grid) -> str:
+    """Return a table that scrolls sideways where it does not fit."""
     headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in grid.headings)
-    rows = "\n".join(_row(row) for row in grid.rows)
+    rows = "\n".join(row_html(row) for row in grid.rows)
     return (
         f'<div class="wide"><table><caption>{escape(grid.title)}</caption>\n'
         f"<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
     )
 
 
-def _row(row: tuple[str, ...]) -> str:
+def row_html(row: tuple[str, ...]) -> str:
+    """Return a row of a table."""
     name, *texts = map(escape, row)
     return f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{text}</td>" for text in texts) + "</tr>"
 
@@ -85,11 +89,11 @@ def _verdict(verdict: Verdict) -> str:
     return f'<p class="verdict {verdict.word}"><strong>{verdict.word}</strong> {escape(verdict.text)}</p>'
 
 
-def _picture(picture: bytes) -> str:
-    text = "Retention and NLL gap closed against the share replayed, and state error by layer"
-    return f'<img alt="{text}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+def picture_html(picture: bytes, text: str) -> str:
+    """Return a PNG file inside the page; `text` is for those who do not see it."""
+    return f'<img alt="{escape(text)}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
 
 
 def _settings(settings: Mapping[str, Any], documents: int) -> str:
-    rows = "\n".join(_row(line) for line in [*setting_lines(settings), ("documents", str(documents))])
+    rows = "\n".join(row_html(line) for line in [*setting_lines(settings), ("documents", str(documents))])
     return f'<h2>Settings of the run</h2>\n<table class="settings"><tbody>\n{rows}\n</tbody></table>'
