@@ -111,6 +111,8 @@ class Endpoint:
         Name in requests; None asks the server for its first.
     timeout : float
         Seconds that a request may take.
+    tells : bool
+        Whether silence about reused tokens means none.
 
     Raises
     ------
@@ -118,11 +120,14 @@ class Endpoint:
         On entering if nothing answers at `url`.
     """
 
-    def __init__(self, name: str, url: str, model: str | None = None, timeout: float = 900) -> None:
+    def __init__(
+        self, name: str, url: str, model: str | None = None, timeout: float = 900, tells: bool = False
+    ) -> None:
         self.name = name
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model or ""
         self._timeout = timeout
+        self._silence = 0 if tells else None
 
     async def __aenter__(self) -> Endpoint:
         try:
@@ -186,7 +191,7 @@ class Endpoint:
             stream.last,
             usage.get("prompt_tokens") or (0 if isinstance(prompt, str) else len(prompt)),
             usage.get("completion_tokens") or stream.pieces,
-            stream.cached,
+            self._silence if stream.cached is None else stream.cached,
             None if tokens is None else tuple(tokens),
             stream.text,
             stream.report,

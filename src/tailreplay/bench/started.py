@@ -42,4 +42,4 @@ def started(arguments: argparse.Namespace, kind: str, model: str, longest: int) 
     settings = {"host_bytes": arguments.host_bytes} if kind == "tailreplay" else None
     with VllmServer(model, settings, [*extra, *arguments.server_arg]) as server:
         server.wait()
-        yield Endpoint(kind, f"http://127.0.0.1:{server.port}", NAME, arguments.timeout)
+        yield Endpoint(kind, f"http://127.0.0.1:{server.port}", NAME, arguments.timeout, tells=True)

@@ -64,13 +64,13 @@ def thinned(tokens: Tokens, scale: float) -> Tokens:
 
 
 def _fitting(name: str, requests: int, seed: int, most: int) -> list[Request]:
-    scale = 1.0
     if name not in GENERATORS:
         made = list(islice(file_trace(name), requests))
-        scale = min(1.0, (most - 1) / _longest(made))
-        if scale == 1.0:
+        if _longest(made) <= most:
             return made
+        scale = (most - 1) / _longest(made)
         return [replace(each, prompt=thinned(each.prompt, scale), output=thinned(each.output, scale)) for each in made]
+    scale = 1.0
     for _ in range(_TRIES):
         made = list(made_trace(name, requests, seed, scale))
         if _longest(made) <= most:
