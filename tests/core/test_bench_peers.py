@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ def test_text_prompts(tokenizes: bool, capsys: pytest.CaptureFixture[str]) -> No
     ("failure", "message"),
     [
         ("refuse", "fake refused a request: HTTP 400, prompt is too long."),
-        ("break", "fake broke off a request: "),
+        ("break", "fake broke off a request: peer closed connection"),
         ("error", "fake broke off a request: "),
         ("garbage", "not JSON"),
         ("empty", "fake answered a request with nothing"),
@@ -303,6 +304,7 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
         (["--scale", "0"], "--scale must be a number above 0"),
         (["--scale", "nan"], "--scale must be a number above 0"),
+        (["--servers"], "There is nothing to measure"),
         (["--url", "http://x"], "--url must be NAME=http://"),
         (["--url", "own=http://x"], "the name 'own' is taken"),
         (["--url", "a=http://x", "--save", "/no/such/folder/f"], "--save: '/no/such/folder/f' cannot be written"),
@@ -327,8 +329,6 @@ def test_prompts_longer_than_the_model_are_said_before_anything_starts(
 def test_servers_are_started_one_after_another(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from contextlib import contextmanager
-
     up: list[str] = []
 
     @contextmanager
@@ -376,3 +376,23 @@ def test_report_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "<one>" not in text
     assert "data:image/png;base64," in text
     assert "chat" in capsys.readouterr().out
+
+
+def test_a_restarted_server_is_asked_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    disks: list[str] = []
+
+    with serving() as server:
+
+        @contextmanager
+        def fake_start(arguments: Any, kind: str, model: str, longest: int, settings: dict[str, Any]) -> Any:
+            disks.extend(settings["tiers"])
+            yield Endpoint(kind, server.url, MODEL)
+
+        monkeypatch.setattr(traffic, "version", lambda name: "1")
+        monkeypatch.setattr(started, "started", fake_start)
+        out = run_json(capsys, "--servers", "restarted", "--patterns", "unique")
+    (row,) = out["rows"]
+    assert len(set(disks)) == 1
+    assert len(disks) == 2
+    # Everything was asked before; one token of each prompt is left to run.
+    assert row["reused"] == row["ideal"] == row["prompt"] - row["requests"]

@@ -179,7 +179,7 @@ class Endpoint:
             async with asyncio.timeout(self._timeout):
                 await self._read(body, stream)
         except self._errors as error:
-            raise EndpointError(f"{self.name} broke off a request: {error or type(error).__name__}.") from error
+            raise EndpointError(f"{self.name} broke off a request: {_words(error)}.") from error
         except TimeoutError:
             raise EndpointError(f"{self.name} did not answer a request in {self._timeout:g} seconds.") from None
         if stream.last is None:
@@ -228,7 +228,7 @@ class Endpoint:
                 raise EndpointError(f"{self.name} at {self.url} answers {_status(answer)}: is its API key right?")
             return str(answer.json()["data"][0]["id"])
         except self._errors as error:
-            raise EndpointError(f"No server answers at {self.url} ({error or type(error).__name__}).") from error
+            raise EndpointError(f"No server answers at {self.url} ({_words(error)}).") from error
         except (ValueError, KeyError, IndexError, TypeError):
             raise EndpointError(f"{self.name} at {self.url} names no model: give --api-model.") from None
 
@@ -250,6 +250,10 @@ class Endpoint:
         if not isinstance(chunk, dict) or chunk.get("error"):
             raise EndpointError(f"{self.name} broke off a request: {data.strip()[:200]}.")
         stream.take(chunk, now)
+
+
+def _words(error: Exception) -> str:
+    return str(error).rstrip(".") or type(error).__name__
 
 
 def _status(response: Any) -> str:

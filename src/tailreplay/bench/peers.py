@@ -15,9 +15,12 @@ from tailreplay.bench.endpoint import Endpoint
 from tailreplay.bench.patterns import PATTERNS, Draw, longest
 from tailreplay.bench.peers_table import HEADINGS, rows_of, table
 from tailreplay.bench.report_files import add_file_arguments, check_files, options_of, write_files
+from tailreplay.bench.wording import TokenIds, Wording, Words
 from tailreplay.errors import InvalidRequestError, TailReplayError
 
 SERVERS = ("none", "own", "tailreplay")
+RESTARTED = "restarted"
+_DISK = "8GiB"
 _TITLE = "Prompt tokens reused, of those that an ideal cache would have; ms to the first token"
 
 
@@ -26,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--servers",
         nargs="*",
-        choices=SERVERS,
-        help="what to start on vLLM, one after another: no prefix cache, vLLM's own, tailreplay "
-        "(default: all, or none of them with --url)",
+        choices=[*SERVERS, RESTARTED],
+        help="what to start on vLLM, one after another: no prefix cache, vLLM's own, tailreplay (default: these, or none "
+        "of them with --url); or tailreplay over a disk, ended after all patterns, started anew, and asked all again",
     )
     parser.add_argument(
         "--url", action="append", default=[], metavar="NAME=URL", help="a running server; may be repeated"
@@ -67,8 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
         model = _prepared(arguments, Path(folder)) if names else ""
         for name, url in [*((name, None) for name in names), *others.items()]:
             try:
+                if name == RESTARTED:
+                    _restart(arguments, model, records)
+                    continue
                 with _server(arguments, name, url, model) as endpoint:
-                    asyncio.run(_measure(arguments, endpoint, records))
+                    asyncio.run(_measure(arguments, endpoint, _wording(arguments, endpoint), records))
             except KeyboardInterrupt:
                 status = 130
                 _say("Interrupted: what was measured so far follows.")
@@ -93,9 +99,11 @@ def check(arguments: argparse.Namespace) -> dict[str, str]:
         name, _, url = given.partition("=")
         if not name or not url.startswith(("http://", "https://")):
             raise InvalidRequestError(f"--url must be NAME=http://…, got {given!r}.")
-        if name in others or name in SERVERS:
+        if name in others or name in (*SERVERS, RESTARTED):
             raise InvalidRequestError(f"--url {given!r}: the name {name!r} is taken.")
         others[name] = url
+    if arguments.servers == [] and not others:
+        raise InvalidRequestError("There is nothing to measure: name --servers, or give --url.")
     check_files(arguments, "save")
     return others
 
@@ -129,19 +137,41 @@ def _server(arguments: argparse.Namespace, name: str, url: str | None, model: st
     return started(arguments, name, model, _longest(arguments))
 
 
-async def _measure(arguments: argparse.Namespace, endpoint: Endpoint, records: list[dict[str, Any]]) -> None:
+def _wording(arguments: argparse.Namespace, endpoint: Endpoint) -> Wording:
+    return Words(endpoint) if arguments.text else TokenIds()
+
+
+def _restart(arguments: argparse.Namespace, model: str, records: list[dict[str, Any]]) -> None:
+    """Ask all patterns twice, of two servers over the same disk; the second time counts."""
+    from tailreplay.bench.started import started
+
+    wording = TokenIds()
+    with tempfile.TemporaryDirectory() as disk:
+        settings = {"tiers": [f"disk:{disk}?limit={_DISK}"]}
+        for time in ("first", "second"):
+            _say(f"starting vLLM ({RESTARTED}, {time} time) …")
+            with started(arguments, RESTARTED, model, _longest(arguments), settings) as endpoint:
+                asyncio.run(_measure(arguments, endpoint, wording, records if time == "second" else None))
+
+
+async def _measure(
+    arguments: argparse.Namespace, endpoint: Endpoint, wording: Wording, records: list[dict[str, Any]] | None
+) -> None:
+    """Append what is measured to `records`, and to the file of ``--save``; None only asks."""
     from tailreplay.bench.peers_run import measure_server
 
     patterns = list(arguments.patterns or PATTERNS)
     async with endpoint:
         async for record in measure_server(
-            endpoint, patterns, arguments.repeats, arguments.seed, arguments.scale, arguments.max_tokens, arguments.text
+            endpoint, patterns, arguments.repeats, arguments.seed, arguments.scale, arguments.max_tokens, wording
         ):
+            _say(f"{endpoint.name}: {record['pattern']}")
+            if records is None:
+                continue
             records.append(record)
             if arguments.save:
                 with Path(arguments.save).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(record) + "\n")
-            _say(f"{endpoint.name}: {record['pattern']}")
 
 
 def _print(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> None:

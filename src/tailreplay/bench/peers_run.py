@@ -10,22 +10,26 @@ from typing import Any
 
 from tailreplay.bench.endpoint import Answered, Endpoint
 from tailreplay.bench.patterns import PATTERNS, Answer, Draw, Prompt, Waves
-from tailreplay.bench.wording import TokenIds, Wording, Words
+from tailreplay.bench.wording import Wording
 
 _COUNTED_SECONDS = 5.0
 
 
 async def measure_server(
-    endpoint: Endpoint, patterns: list[str], repeats: int, seed: int, scale: float, max_tokens: int, text: bool
+    endpoint: Endpoint, patterns: list[str], repeats: int, seed: int, scale: float, max_tokens: int, wording: Wording
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield one record a pattern and repeat: what each request brought, and how the server's look-ups ended.
+
+    Parameters
+    ----------
+    wording : Wording
+        Knows what the server was asked before; changed.
 
     Raises
     ------
     EndpointError
         As soon as a request fails.
     """
-    wording: Wording = Words(endpoint) if text else TokenIds()
     await _warm_up(endpoint, wording, Draw(seed, repeats * len(PATTERNS), scale), max_tokens)
     for repeat in range(repeats):
         for pattern in patterns:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tailreplay.bench.endpoint import Endpoint
 from tailreplay.bench.vllm_client import NAME
 
 
 @contextmanager
-def started(arguments: argparse.Namespace, kind: str, model: str, longest: int) -> Iterator[Endpoint]:
+def started(
+    arguments: argparse.Namespace, kind: str, model: str, longest: int, settings: dict[str, Any] | None = None
+) -> Iterator[Endpoint]:
     """Start vLLM, wait for it, and end it with the ``with`` block.
 
     Parameters
@@ -19,11 +22,13 @@ def started(arguments: argparse.Namespace, kind: str, model: str, longest: int) 
     arguments : argparse.Namespace
         With ``host_bytes``, ``server_arg`` and ``timeout``.
     kind : str
-        "none", "own" or "tailreplay".
+        "none", "own" (vLLM's), or another word for tailreplay.
     model : str
         Folder or hub id.
     longest : int
         Tokens that the longest request needs.
+    settings : dict or None
+        More of the connector's (see `engines.vllm.settings.Settings`).
 
     Raises
     ------
@@ -39,7 +44,7 @@ def started(arguments: argparse.Namespace, kind: str, model: str, longest: int) 
         extra = ["--enforce-eager", *extra]
     if kind == "own":
         extra.append("--enable-prefix-caching")
-    settings = {"host_bytes": arguments.host_bytes} if kind == "tailreplay" else None
-    with VllmServer(model, settings, [*extra, *arguments.server_arg]) as server:
+    ours = None if kind in ("none", "own") else {"host_bytes": arguments.host_bytes, **(settings or {})}
+    with VllmServer(model, ours, [*extra, *arguments.server_arg]) as server:
         server.wait()
         yield Endpoint(kind, f"http://127.0.0.1:{server.port}", NAME, arguments.timeout, tells=True)

@@ -48,17 +48,21 @@ def report(outcomes: Sequence[Outcome], bucket: float) -> dict[str, Any]:
 def ideal_tokens(outcomes: Iterable[Outcome]) -> dict[int, int]:
     """Return by index how many of each prompt's tokens a cache without limits would have had when it was sent."""
     ordered = sorted(outcomes, key=lambda each: (each.sent, each.index))
+    wholes = [_whole(each) for each in ordered]
     ideals: dict[int, int] = {}
     for at, each in enumerate(ordered):
-        known = (computed(other, each.sent) for other in ordered[:at])
+        known = (
+            whole if other.ended <= each.sent else other.prompt
+            for other, whole in zip(ordered[:at], wholes, strict=False)
+        )
         shared = max((common_tokens(tokens, each.prompt) for tokens in known), default=0)
         ideals[each.index] = min(shared, len(each.prompt) - 1)
     return ideals
 
 
-def computed(outcome: Outcome, at: float) -> Tokens:
-    """Return the tokens of a request that were computed, or began to be, at a time: its last sampled one never is."""
-    if outcome.answered is None or outcome.ended > at or not outcome.answered.tokens:
+def _whole(outcome: Outcome) -> Tokens:
+    """Return a prompt with its answer as far as that is known: its last sampled token is never computed."""
+    if outcome.answered is None or not outcome.answered.tokens:
         return outcome.prompt
     return np.concatenate([outcome.prompt, np.array(outcome.answered.tokens[:-1], np.uint32)])
 
