@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest test-training demo eval test-retention test-browser bench bench-catalog bench-ttft bench-traffic lint setup clean
+.PHONY: help serve serve-vllm train test test-vllm test-slow test-vllm-previous test-hf-latest test-training demo eval test-retention test-browser bench bench-catalog bench-ttft bench-traffic bench-peers bench-trace lint setup clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,6 +69,12 @@ bench-traffic: $(VLLM)/dev.done ## what the connector costs vLLM: throughput, an
 # Skipped, with the reason, where there is no Chromium: Debian's chromium-headless-shell, or CHROMIUM=/path/to/one.
 test-browser: $(VENV)/dev.done ## look at the HTML report of bench ttft in Chromium
 	$(BIN)/python -m pytest -rs tests/browser $(ARGS)
+
+bench-peers: $(VLLM)/dev.done ## tokens reused on vLLM without a prefix cache, with its own, with tailreplay (about 3 minutes; ARGS="--url NAME=http://…")
+	@$(VLLM)/bin/tailreplay bench peers $(ARGS)
+
+bench-trace: $(VLLM)/dev.done ## a trace of many users against a server that is started (ARGS="--start own" or "--url http://…" for others)
+	@$(VLLM)/bin/tailreplay bench trace $(if $(findstring --url,$(ARGS))$(findstring --start,$(ARGS)),,--start tailreplay) $(ARGS)
 
 lint: $(VENV)/dev.done ## style and types
 	$(BIN)/ruff check src tests training

@@ -19,7 +19,7 @@ COMMANDS = {
     "cache": "what the disk cache holds: list, count, verify, prune, export, import",
     "demo": "a long document and several questions: full, zero, replay and exact side by side",
     "eval": "what share of quality a hit keeps, by method, task and length",
-    "bench": "benchmarks: catalog, codecs, disk, eviction, storage, ttft, traffic",
+    "bench": "benchmarks: catalog, codecs, disk, eviction, peers, storage, trace, ttft, traffic",
     "lm-eval": "what reuse does to a model's answers, on lm-evaluation-harness' tasks",
     "doctor": "what is installed, and what will not work with it",
 }

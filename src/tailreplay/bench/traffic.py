@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         vars(arguments).update(_QUICK)
     check(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        report = measure(arguments, _model(arguments, Path(folder)))
+        report = measure(arguments, served_model(arguments, Path(folder)))
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -105,7 +105,8 @@ def vllm_version() -> str:
     )
 
 
-def _model(arguments: argparse.Namespace, folder: Path) -> str:
+def served_model(arguments: argparse.Namespace, folder: Path) -> str:
+    """Return the folder or hub id of the model that servers load: as named, or written to `folder` from a shape."""
     vllm_version()
     if arguments.shape is None:
         from tailreplay.loading import model_path

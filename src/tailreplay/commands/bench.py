@@ -16,7 +16,9 @@ BENCHMARKS = {
     "disk": "pages a second of the disk cache against plain files, and how long it takes to open",
     "eviction": "what eviction policies hit, by replaying traces through the catalog, without a model",
     "growth": "how times and memory grow to a million tokens, modelled from what `ttft` has measured",
+    "peers": "tokens reused on vLLM without a prefix cache, with its own, with tailreplay, and on other servers",
     "storage": "bytes a token by codec, how fast each tier hands pages over, and what a hit waits for",
+    "trace": "a trace of many users at a given rate against one server: latencies, throughput, hits over time",
     "ttft": "time to first token with and without the cache",
     "traffic": "vLLM: throughput with and without the connector, and how a hit holds up running streams",
 }

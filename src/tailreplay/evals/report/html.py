@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from tailreplay.evals.report.grids import setting_lines
-from tailreplay.evals.report.page import page, section_html, settings_html
+from tailreplay.evals.report.page import page, picture_html, section_html, settings_html
 from tailreplay.evals.report.sections import sections_of
 from tailreplay.evals.summary import Summary
 from tailreplay.evals.verdicts import Verdict
+
+_PICTURED = "Retention and NLL gap closed against the share replayed, and state error by layer"
 
 
 def write_html(summary: Summary, settings: Mapping[str, Any], picture: bytes, path: Path) -> None:
@@ -32,7 +33,7 @@ def write_html(summary: Summary, settings: Mapping[str, Any], picture: bytes, pa
     parts = [
         first,
         *map(_verdict, summary.verdicts),
-        _picture(picture) if picture else "",
+        picture_html(picture, _PICTURED) if picture else "",
         *others,
         settings_html([*setting_lines(settings), ("documents", str(summary.documents))]),
     ]
@@ -41,8 +42,3 @@ def write_html(summary: Summary, settings: Mapping[str, Any], picture: bytes, pa
 
 def _verdict(verdict: Verdict) -> str:
     return f'<p class="verdict {verdict.word}"><strong>{verdict.word}</strong> {escape(verdict.text)}</p>'
-
-
-def _picture(picture: bytes) -> str:
-    text = "Retention and NLL gap closed against the share replayed, and state error by layer"
-    return f'<img alt="{text}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'

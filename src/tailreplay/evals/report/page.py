@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -42,11 +43,12 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 def section_html(section: Section) -> str:
     """Return a heading, a note and tables."""
-    grids = "\n".join(map(_grid, section.grids))
+    grids = "\n".join(map(grid_html, section.grids))
     return f'<h2>{escape(section.title)}</h2>\n<p class="note">{escape(section.text)}</p>\n{grids}'
 
 
-def _grid(grid: Grid) -> str:
+def grid_html(grid: Grid) -> str:
+    """Return a table that scrolls sideways where it does not fit."""
     headings = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in grid.headings)
     rows = "\n".join(_row(row) for row in grid.rows)
     return (
@@ -64,3 +66,8 @@ def settings_html(lines: Sequence[tuple[str, str]]) -> str:
     """Return the table of what describes a run."""
     rows = "\n".join(map(_row, lines))
     return f'<h2>Settings of the run</h2>\n<table class="settings"><tbody>\n{rows}\n</tbody></table>'
+
+
+def picture_html(picture: bytes, text: str) -> str:
+    """Return a PNG file inside the page; `text` is for those who do not see it."""
+    return f'<img alt="{escape(text)}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
