@@ -135,15 +135,24 @@ def _in_process(plan: TtftPlan, target: Target, keep: Keep) -> str:
             keep(record)
     except EOFError:
         process.join()
-        if process.exitcode:
-            return f"Measuring {target.name} on {target.engine} ended with status {process.exitcode}; see above."
-        return ""
+        return _ending(target, process.exitcode or 0)
     finally:
         ours.close()
         if process.is_alive():
             process.join(30)
             process.kill()
         process.join()
+
+
+def _ending(target: Target, status: int) -> str:
+    """Return what to say of a process that has ended."""
+    if status < 0:
+        how = f"was ended by signal {-status}, perhaps for lack of memory"
+    elif status:
+        how = f"ended with status {status}, see above"
+    else:
+        return ""
+    return f"Measuring {target.name} on {target.engine} {how}: rows measured before are kept."
 
 
 def _child(connection: Connection, plan: TtftPlan, target: Target) -> None:

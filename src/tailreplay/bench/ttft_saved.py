@@ -76,7 +76,8 @@ def report_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     top: dict[str, Any] = {}
     for name in _MERGED:
         values = list(dict.fromkeys(run[name] for run in runs if name in run))
-        top[name] = values[0] if len(values) == 1 else ", ".join(map(str, values))
+        # Names of models have commas.
+        top[name] = values[0] if len(values) == 1 else ("; " if name == "model" else ", ").join(map(str, values))
     for run in runs:
         top.setdefault("versions", {}).update(run.get("versions", {}))
     return {**top, "runs": runs, "rows": [record["row"] for record in records]}

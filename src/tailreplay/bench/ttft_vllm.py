@@ -90,7 +90,10 @@ class VllmEngine:
         )
         self._clock.settle()
         begin = time.perf_counter()
-        (out,) = self._llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        try:
+            (out,) = self._llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        except RuntimeError as error:
+            raise _failed("run", error) from error
         seconds = time.perf_counter() - begin
         return seconds, (out.kv_transfer_params or {}).get("tailreplay", {})
 
@@ -135,5 +138,10 @@ def _start(model: str, plan: TtftPlan, host_bytes: int, flags: dict[str, Any]) -
             **flags,
         )
     except (RuntimeError, ValueError, AssertionError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise TailReplayError(f"vLLM could not start this model: {reason}.") from error
+        raise _failed("start", error) from error
+
+
+def _failed(doing: str, error: Exception) -> TailReplayError:
+    """Return what to say of a model that vLLM, or a kernel of it, does not take."""
+    reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+    return TailReplayError(f"vLLM could not {doing} this model: {reason}.")

@@ -10,6 +10,7 @@ from tailreplay.bench.ttft_report.labels import SERIES, Row, label, percent, ser
 from tailreplay.bench.ttft_rows import PHASES
 
 _PHASE_COLOURS = ("#4477aa", "#aa3377", "#ccbb44", "#228833", "#bbbbbb")
+_LIMIT: dict[str, Any] = {"linestyle": ":", "linewidth": 1, "marker": "_"}
 _NAMES_ABREAST = 3
 _MODELS = ("model", "engine", "dtype", "query")
 
@@ -50,12 +51,12 @@ def picture(rows: Sequence[Row], kind: str) -> bytes:
 def _speed(axes: Any, rows: Sequence[Row], curves: Sequence[list[int]]) -> None:
     for colour, places in zip(_colours(len(curves)), curves, strict=True):
         lengths = [rows[place]["length"] for place in places]
-        axes.plot(lengths, [rows[place]["limit"] for place in places], color=colour, linestyle=":", linewidth=1)
+        axes.plot(lengths, [rows[place]["limit"] for place in places], color=colour, **_LIMIT)
         axes.plot(lengths, [rows[place]["speedup"] for place in places], color=colour)
         for place in places:
             row = rows[place]
             axes.plot([row["length"]], [row["speedup"]], "o", markersize=5, color=colour, gid=f"row-{place}")
-    axes.plot([], [], color="#666666", linestyle=":", linewidth=1, label="limit by operations")
+    axes.plot([], [], color="#666666", label="limit by operations", **_LIMIT)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(lambda speed, _: f"{speed:g}x")
     axes.set_title("Speed-up of a hit")
@@ -85,6 +86,7 @@ def _against_length(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(lengths, [short_length(length) for length in lengths])
     axes.set_xticks([], minor=True)
+    axes.set_xlim(lengths[0] / 1.2, lengths[-1] * 1.2)
     axes.set_xlabel("tokens of the prefix")
     axes.grid(color="#e5e5e5", linewidth=0.7)
 
