@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PORT ?= 8000
 ARGS ?=
+WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
@@ -44,8 +45,9 @@ test-vllm-previous: $(VLLM)-previous/dev.done ## run the vLLM engine's tests on 
 	$(VLLM)-previous/bin/python -c "import vllm; print('vLLM', vllm.__version__)"
 	$(VLLM)-previous/bin/python -m pytest tests/vllm_plain tests/vllm_live $(ARGS)
 
-test: $(VENV)/dev.done ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+# Files of tests go to as many processes; one thread each, since they share the cores.
+test: $(VENV)/dev.done ## run the tests (WORKERS=2)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 demo: $(VENV)/serve.done ## one long document, several questions, every mode side by side
 	@$(BIN)/tailreplay demo $(ARGS)
