@@ -60,12 +60,13 @@ def replay(
                 hidden = read_hidden(stored[group.index], start, stop)
             else:
                 hidden = backbone.embed(list(ids[start:stop]))
-            _run_group(backbone, group, hidden, backbone.positions(start, stop), cache)
+            run_group(backbone, group, hidden, backbone.positions(start, stop), cache)
 
 
-def _run_group(
+def run_group(
     backbone: Backbone, group: Group, hidden: torch.Tensor, positions: torch.Tensor, cache: compat.DynamicCache
 ) -> None:
+    """Run a group's linear layers over `hidden`, ``(1, n, d_model)``, after the states in `cache`. Mutates `cache`."""
     *inner, last = (backbone.layers[index] for index in group.layers)
     for layer in inner:
         hidden = compat.call_layer(layer, hidden, positions, cache)

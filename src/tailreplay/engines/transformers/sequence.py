@@ -12,6 +12,7 @@ from tailreplay.chain import Chain
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.capture import Sink
+from tailreplay.engines.transformers.graphs.replay import ReplayGraphs
 from tailreplay.engines.transformers.replay import replay
 from tailreplay.keys import Namespace
 from tailreplay.plan import ReplayPlan
@@ -59,11 +60,18 @@ class Sequence:
         return self._past
 
     @torch.inference_mode()
-    def restore(self, plan: ReplayPlan, ids: list[int], chunk: int = 2048) -> None:
+    def restore(self, plan: ReplayPlan, ids: list[int], chunk: int = 2048, graphs: ReplayGraphs | None = None) -> None:
         """Begin with what `plan` matched of `ids`: copy its keys and values, replay its tails. Mutates self.
 
         The copies run on a side stream while replay computes; they do not depend on each other. The plan may be
         released after `wait_loaded`.
+
+        Parameters
+        ----------
+        chunk : int
+            Longest run of tokens replayed at once.
+        graphs : ReplayGraphs, optional
+            Replays the tails that it has graphs for.
         """
         assert not self.tokens
         if self._store:
@@ -90,7 +98,9 @@ class Sequence:
                 for index, (keys, values) in enumerate(rows):
                     reader.keys_values(index, keys, values)
             copied = time.perf_counter()
-            replay(self._backbone, self._past, ids[: plan.matched], plan.tails, read_hidden, chunk)
+            matched = ids[: plan.matched]
+            if graphs is None or not graphs.replay(self._past, matched, plan.tails, reader.hidden):
+                replay(self._backbone, self._past, matched, plan.tails, read_hidden, chunk)
             if self._chain is not None and self._chain.tokens < plan.matched:
                 # The hit ends inside a page: the next page needs these hiddens again.
                 for group, pending in enumerate(self._pending):
