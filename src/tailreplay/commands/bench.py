@@ -14,6 +14,7 @@ BENCHMARKS = {
     "codecs": "coding of page parts: bytes, speed, error, and what it does to replayed states",
     "disk": "pages a second of the disk cache against plain files, and how long it takes to open",
     "eviction": "what eviction policies hit, by replaying traces through the catalog, without a model",
+    "kernels": "CPU kernels of the gated delta rule against the library's own functions",
     "storage": "bytes a token by codec, how fast each tier hands pages over, and what a hit waits for",
     "ttft": "time to first token with and without the cache",
     "traffic": "vLLM: throughput with and without the connector, and how a hit holds up running streams",
