@@ -41,11 +41,21 @@ def covered_match(match: Match, reuse: Reuse, topology: Topology) -> Covered:
         tails = _tails(reuse.budget, end, topology)
         needed = max((k for k, group in zip(tails, topology.groups, strict=True) if group.stores_hidden), default=0)
         if needed <= end - start:
-            return Covered(end, tails)
+            return Covered(end, _lengthened(tails, end - start, reuse, topology))
         if reuse.mode == "replay" and needed <= 2 * (end - start):
             # The embedding group reads token ids, but states of one length are easier to reason about than of two.
             return Covered(end, tuple(min(k, end - start) for k in tails), short_tail=True)
     return Covered(0, (0,) * len(topology.groups))
+
+
+def _lengthened(tails: tuple[int, ...], room: int, reuse: Reuse, topology: Topology) -> tuple[int, ...]:
+    """Round recurrent groups' tails up to the next bucket, where that many tokens (`room`) can be replayed."""
+    if reuse.mode != "replay" or not reuse.buckets:
+        return tails
+    return tuple(
+        k if group.receptive_field is not None else next((b for b in reuse.buckets if k <= b <= room), k)
+        for k, group in zip(tails, topology.groups, strict=True)
+    )
 
 
 def _candidates(match: Match) -> Iterator[tuple[int, int]]:

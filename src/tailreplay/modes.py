@@ -23,10 +23,14 @@ class Reuse:
         "zero" is the baseline without any replay, "off" neither looks up nor reuses.
     budget : Budget or None
         Chooses the tail; None for "off".
+    buckets : tuple of int
+        Tail lengths that the engine is quick at, in ascending order: in "replay" mode a tail is lengthened to the next of
+        them where the match and its hiddens reach that far. None by default. More tokens only make the states better.
     """
 
     mode: Mode
     budget: Budget | None
+    buckets: tuple[int, ...] = ()
 
     @property
     def ratio(self) -> float | None:

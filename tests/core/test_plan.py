@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tailreplay import Provenance, Ratio, Reuse, Topology
@@ -224,3 +226,42 @@ def test_a_match_that_is_too_short_without_its_hiddens_is_a_miss() -> None:
     match = without_hiddens(match_of(160), *range(1, 10))
     plan = plan_of(match, parse_reuse("replay"), min_match=32)
     assert (plan.matched, plan.pages, plan.miss_reason) == (0, (), "no_hiddens")
+
+
+# ---- lengths that an engine is quick at
+
+
+@pytest.mark.parametrize(
+    ("tokens", "asked", "tail"),
+    [
+        (200, 20, 64),  # the next bucket
+        (200, 64, 64),
+        (200, 65, 128),
+        (100, 65, 65),  # no bucket within the match
+        (200, 150, 150),  # none left
+        (64, 10, 64),  # the whole match
+    ],
+)
+def test_tails_are_lengthened_to_buckets(tokens: int, asked: int, tail: int) -> None:
+    reuse = Reuse("replay", Ratio(asked / tokens, min_tokens=1), buckets=(64, 128))
+    plan = plan_of(match_of(tokens), reuse)
+    assert plan.tails == (tail,) * 3
+    assert plan.exact == (tail == tokens)
+    assert (plan.ratio, plan.short_tail) == (asked / tokens, False)
+
+
+def test_a_bucket_needs_its_hiddens() -> None:
+    """A tail that is there is not called short for a bucket that is not."""
+    reuse = Reuse("replay", Ratio(0.2, min_tokens=1), buckets=(64,))
+    plan = plan_of(without_hiddens(match_of(200), 9), reuse)
+    assert (plan.matched, plan.tails, plan.short_tail) == (200, (40,) * 3, False)
+
+
+def test_buckets_are_for_recurrences_in_replay_mode() -> None:
+    buckets = (64,)
+    assert plan_of(match_of(200), replace(parse_reuse("zero"), buckets=buckets)).tails == (0, 0, 0)
+    assert plan_of(match_of(200), replace(parse_reuse("exact"), buckets=buckets)).tails == (200, 200, 200)
+    field = CONVOLUTIONS.groups[0].receptive_field
+    plan = plan_of(match_of(200), Reuse("replay", Ratio(0.01, 1), buckets), CONVOLUTIONS)
+    assert field is not None
+    assert all(k <= group.receptive_field for k, group in zip(plan.tails, CONVOLUTIONS.groups, strict=True))

@@ -69,9 +69,26 @@ def test_the_demo_shows_every_method_and_draws_a_picture(tailreplay: Run, tmp_pa
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_bench_kernels_times_the_library_and_the_kernels(tailreplay: Run) -> None:
+    small = ("--lengths", "2", "9", "--heads", "2", "--width", "16", "--threads", "1", "--repeats", "1")
+    done, _ = tailreplay("bench", "kernels", *small, "--json")
+    rows = json.loads(done)
+    assert [(row["what"], row["tokens"]) for row in rows[:5]] == [
+        ("delta rule", 2),
+        ("convolution", 2),
+        ("one token", 2),
+        ("delta rule", 9),
+        ("convolution", 9),
+    ]
+    assert len(rows) == 10
+    assert all(row["ratio"] == row["library_ms"] / row["kernel_ms"] for row in rows)
+    assert "convolution" in tailreplay("bench", "kernels", *small)[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["bench", "kernels", "--repeats", "0"], "at least 1"),
         (["inspect", "/no/such/model"], "no model folder"),
         (["inspect", "--ratio", "0"], "(0, 1]"),
         (["inspect", "--lengths", "0"], "at least one token"),

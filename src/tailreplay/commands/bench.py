@@ -17,6 +17,7 @@ BENCHMARKS = {
     "eviction": "what eviction policies hit, by replaying traces through the catalog, without a model",
     "growth": "how times and memory grow to a million tokens, modelled from what `ttft` has measured",
     "peers": "tokens reused on vLLM without a prefix cache, with its own, with tailreplay, and on other servers",
+    "kernels": "CPU kernels of the gated delta rule against the library's own functions",
     "storage": "bytes a token by codec, how fast each tier hands pages over, and what a hit waits for",
     "trace": "a trace of many users at a given rate against one server: latencies, throughput, hits over time",
     "ttft": "time to first token with and without the cache",

@@ -95,7 +95,7 @@ class Backbone:
         torch.Tensor
             Logits after each of the last `keep` tokens, ``(keep, vocabulary)``.
         """
-        tokens = torch.tensor([ids], device=self.device)
+        tokens = self.token_ids(ids)
         positions = self.positions(start, start + len(ids))
         if sink is None:
             return compat.call_model(self.model, tokens, positions, cache, keep)
@@ -108,7 +108,15 @@ class Backbone:
 
     def embed(self, ids: list[int]) -> torch.Tensor:
         """Return the embedding group's input, ``(1, n, d_model)``."""
-        return self.family.embed(self.model, torch.tensor([ids], device=self.device))
+        return self.family.embed(self.model, self.token_ids(ids))
+
+    def token_ids(self, ids: list[int]) -> torch.Tensor:
+        """Return token ids on the model's device, ``(1, n)``, without waiting for the device."""
+        tokens = torch.tensor([ids])
+        if self.device.type == "cuda":
+            # From pageable memory the copy would wait for everything queued before it.
+            return tokens.pin_memory().to(self.device, non_blocking=True)
+        return tokens.to(self.device)
 
     def fingerprint(self) -> str:
         """Hex name of architecture and weights: the config, and of every tensor the exact sum of its bits and a sample.
@@ -129,7 +137,7 @@ class Backbone:
 
     def _install_kernels(self) -> bool:
         mixers = [self.family.mixer(self.layers[i]) for group in self.topology.groups for i in group.stateful]
-        if self.family.gated_delta and kernels.wanted():
+        if self.family.gated_delta and self.device.type == "cpu" and kernels.wanted():
             return kernels.install(mixers)
         kernels.uninstall(mixers)
         return False

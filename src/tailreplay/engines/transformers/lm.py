@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from dataclasses import replace
 from typing import Any, cast, overload
 
 import torch
@@ -18,6 +19,7 @@ from tailreplay.engines.transformers.batch import generate_batch
 from tailreplay.engines.transformers.devices import usable_device
 from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.generation import Generation
+from tailreplay.engines.transformers.graphs.replay import replay_graphs
 from tailreplay.engines.transformers.locking import lock_of
 from tailreplay.engines.transformers.prompts import Prompt, PromptEncoder
 from tailreplay.engines.transformers.results import GenerationResult, Timings
@@ -52,6 +54,8 @@ class HybridLM:
         Longest run of tokens computed at once.
     min_tail : int
         Shortest tail; a match up to this length is replayed wholly and so is exact.
+    cuda_graphs : int
+        How many CUDA graphs of replays to keep; 0 replays without. Means nothing on other devices.
 
     Attributes
     ----------
@@ -74,6 +78,7 @@ class HybridLM:
         replay: float | str | Reuse = 0.05,
         prefill_chunk: int = 2048,
         min_tail: int = 64,
+        cuda_graphs: int = 8,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -92,6 +97,7 @@ class HybridLM:
         self.backbone = Backbone(model, self.cache.page_size)
         self.cache.bind(self.backbone.layout, self.backbone.device.type == "cuda", model.config._name_or_path)
         self.fingerprint = self.backbone.fingerprint()
+        self.graphs = replay_graphs(self.backbone, cuda_graphs, prefill_chunk)
         vocabulary = model.get_input_embeddings().num_embeddings
         self._encoder = PromptEncoder(tokenizer, vocabulary, self.backbone.max_tokens)
         self.lock = lock_of(model)
@@ -109,6 +115,7 @@ class HybridLM:
         dtype: str | torch.dtype = "auto",
         prefill_chunk: int = 2048,
         min_tail: int = 64,
+        cuda_graphs: int = 8,
         **kwargs: Any,
     ) -> HybridLM:
         """Load a model and its tokenizer: a hub id, a folder, or "bundled".
@@ -130,7 +137,7 @@ class HybridLM:
             family_of(AutoConfig.from_pretrained(path, **shared).get_text_config(decoder=True))
             tokenizer = AutoTokenizer.from_pretrained(path, **shared)
             loaded = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **kwargs).to(where)
-        return cls(loaded, tokenizer, cache, replay, prefill_chunk, min_tail)
+        return cls(loaded, tokenizer, cache, replay, prefill_chunk, min_tail, cuda_graphs)
 
     # ---- prompts
 
@@ -159,6 +166,9 @@ class HybridLM:
         Pages of the weights as they were are not matched any more.
         """
         self.fingerprint = self.backbone.fingerprint()
+        if self.graphs is not None:
+            # A graph reads weights from where they were when it was made.
+            self.graphs.clear()
 
     # ---- generation
 
@@ -265,6 +275,8 @@ class HybridLM:
     ) -> tuple[Sequence, ReplayPlan]:
         """Look `ids` up and restore what is matched; a load that fails becomes a miss. Release the plan when loaded."""
         begin = self.clock.mark()
+        if self.graphs is not None:
+            reuse = replace(reuse, buckets=self.graphs.buckets)
         plan = self.cache.lookup(ids, namespace, reuse, self.backbone.topology, self.backbone.costs)
         timings.lookup = self.clock.between(begin, self.clock.mark())
         try:
@@ -281,7 +293,7 @@ class HybridLM:
     def _restored(self, plan: ReplayPlan, ids: list[int], namespace: Namespace, capacity: int, store: bool) -> Sequence:
         sequence = Sequence(self.backbone, self.cache, namespace, capacity, store)
         try:
-            sequence.restore(plan, ids, self.prefill_chunk, self.ablation, self.clock)
+            sequence.restore(plan, ids, self.prefill_chunk, self.graphs, self.ablation, self.clock)
         except BaseException:
             sequence.wait_loaded()
             sequence.abandon()

@@ -59,7 +59,7 @@ def replay(
                 hidden = read_hidden(stored[group.index], start, stop)
             else:
                 hidden = backbone.embed(list(ids[start:stop]))
-            _run_group(backbone, group, hidden, backbone.positions(start, stop), cache, skip)
+            run_group(backbone, group, hidden, backbone.positions(start, stop), cache, skip)
 
 
 def reads_of(topology: Topology, tails: Sequence[int], end: int, chunk: int = 2048) -> list[tuple[int, int, int]]:
@@ -77,14 +77,15 @@ def _chunks(topology: Topology, tails: Sequence[int], end: int, chunk: int) -> I
         yield [span for span in spans if span[1] < stop]
 
 
-def _run_group(
+def run_group(
     backbone: Backbone,
     group: Group,
     hidden: torch.Tensor,
     positions: torch.Tensor,
     cache: compat.DynamicCache,
-    skip: bool,
+    skip: bool = True,
 ) -> None:
+    """Run a group's linear layers over `hidden`, ``(1, n, d_model)``, after the states in `cache`. Mutates `cache`."""
     *inner, last = (backbone.layers[index] for index in group.layers)
     for layer in inner:
         hidden = compat.call_layer(layer, hidden, positions, cache)

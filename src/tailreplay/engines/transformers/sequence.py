@@ -14,7 +14,9 @@ from tailreplay.clock import Clock, HostClock
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.capture import Sink
+from tailreplay.engines.transformers.graphs.replay import ReplayGraphs
 from tailreplay.engines.transformers.replay import reads_of, replay
+from tailreplay.engines.transformers.staging import Staging
 from tailreplay.keys import Namespace
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT, Provenance
@@ -77,6 +79,7 @@ class Sequence:
         plan: ReplayPlan,
         ids: list[int],
         chunk: int = 2048,
+        graphs: ReplayGraphs | None = None,
         ablation: Ablation = METHOD,
         clock: Clock | None = None,
     ) -> None:
@@ -87,6 +90,10 @@ class Sequence:
 
         Parameters
         ----------
+        chunk : int
+            Longest run of tokens replayed at once.
+        graphs : ReplayGraphs, optional
+            Replays the tails that it has graphs for.
         ablation : Ablation
             For benchmarks: what to do without.
         clock : Clock, optional
@@ -101,21 +108,9 @@ class Sequence:
         reader = self._cache.fetch(plan)
         layout, device = self._backbone.layout, self._backbone.device
 
-        def read_hidden(group: int, start: int, stop: int) -> torch.Tensor:
-            part = layout.hidden[group]
-            out = torch.empty((stop - start, *part.shape), dtype=part.dtype, device=device)
-            reader.hidden(group, start, stop, out)
-            return out[None]
-
         begin = clock.mark()
-        # Before the keys and values, which would hold them up on their way to a GPU: replay begins with these.
         reads = reads_of(self._backbone.topology, plan.tails, plan.matched, chunk)
-        staged = {read: read_hidden(*read) for read in reads}
-
-        def staged_hidden(group: int, start: int, stop: int) -> torch.Tensor:
-            ready = staged.pop((group, start, stop), None)
-            return read_hidden(group, start, stop) if ready is None else ready
-
+        hiddens = Staging(reader, layout, device, reads)
         copies = self._copies
         rows = [
             entry.reserve(plan.matched, keys.token(device), values.token(device))
@@ -129,11 +124,14 @@ class Sequence:
             if not ablation.overlap:
                 copies.wait()
             copied = clock.mark()
-            replay(self._backbone, self._past, ids[: plan.matched], plan.tails, staged_hidden, chunk, ablation.skip)
+            matched = ids[: plan.matched]
+            usable = graphs if ablation.skip else None
+            if usable is None or not usable.replay(self._past, matched, plan.tails, hiddens.into):
+                replay(self._backbone, self._past, matched, plan.tails, hiddens.hidden, chunk, ablation.skip)
             if self._chain is not None and self._chain.tokens < plan.matched:
                 # The hit ends inside a page: the next page needs these hiddens again.
                 for group, pending in enumerate(self._pending):
-                    pending.append(read_hidden(group, self._chain.tokens, plan.matched)[0])
+                    pending.append(hiddens.hidden(group, self._chain.tokens, plan.matched)[0])
         finally:
             # Also when replay fails: nothing may reuse the buffers before the copies into them have ended.
             copies.wait()

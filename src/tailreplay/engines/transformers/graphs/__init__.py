@@ -1,0 +1,1 @@
+"""Replays recorded as CUDA graphs: one launch instead of thousands of small kernels'."""
