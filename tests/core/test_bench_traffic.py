@@ -91,7 +91,7 @@ def test_tables_say_whether_targets_are_met() -> None:
     ]
     header, plain, ours = traffic.table("overhead", rows)
     assert len(header) == len(plain) == len(ours)
-    assert ours == ["tailreplay", "96", "1", "0.960", "0.960", "0.960", ">= 0.95 met"]
+    assert ours == ["tailreplay", "96", "1", "0.960", "0.960", "0.960", ">= 0.97 missed"]
     assert plain[3:] == ["", "", "", ""]
     header, quiet, hit = traffic.table("stall", rows)
     assert len(header) == len(quiet) == len(hit)

@@ -128,7 +128,7 @@ def test_every_hit_has_the_states_that_it_has_alone(engine: Engine) -> None:
     exact = [hit for hit in traffic.hits if hit.ratio == 1.0]
     assert len(exact) > REQUESTS // 10
     # Nothing is left of requests that have ended; the last one to end lands with the next step.
-    assert len(engine.worker._held) <= 1
+    assert engine.worker.capture.requests <= 1
     assert len(engine.deciding._requests) + len(engine.deciding._landing) <= 2
     # Once all of the store has been touched, what grows is what this test keeps: the states of the hits.
     kept = sum(state.numel() * state.element_size() for hit in traffic.hits for s in hit.states.values() for state in s)

@@ -13,12 +13,11 @@ import torch
 from tailreplay.ablation import METHOD, Ablation
 from tailreplay.clock import Clock, HostClock
 from tailreplay.engines.vllm import compat
+from tailreplay.engines.vllm.capture import Capture
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
-from tailreplay.engines.vllm.held import HeldHiddens, step_rows
-from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
+from tailreplay.engines.vllm.messages import Load, Put, StepMetadata, StepReport
 from tailreplay.engines.vllm.plugin import TappedModel
 from tailreplay.engines.vllm.replay import Tail, replay
-from tailreplay.engines.vllm.runs import Run, runs
 from tailreplay.engines.vllm.settings import Settings
 from tailreplay.engines.vllm.store import PageStore
 from tailreplay.errors import CacheConfigError
@@ -77,6 +76,7 @@ class WorkerSide:
         self._geometry = geometry
         self._model = model
         self.store = store
+        self.capture = Capture(model.taps, store, ranks, geometry)
         self.states = states
         self._ranks = ranks
         self._device = device
@@ -84,11 +84,9 @@ class WorkerSide:
         # Filled by the mover's threads.
         self._ended: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
         self._limit = settings.max_replay_tokens_per_step
-        self._taps_write: bool | None = None
         self.observer: Callable[[Load], None] | None = None
         self.ablation: Ablation = METHOD
         self.clock: Clock = HostClock()
-        self._held: dict[str, HeldHiddens] = {}
         self._jobs: list[_Job] = []
         self._first_rows: dict[str, int] = {}
         self._report = StepReport()
@@ -120,13 +118,13 @@ class WorkerSide:
     def end(self, meta: StepMetadata) -> None:
         """Collect this step's hiddens, store its pages, then go on with the loads under way."""
         for request in meta.restarts:
-            self._held.pop(request, None)
-        self._collect(meta.rows)
+            self.capture.forget(request)
+        self.capture.collect(meta.rows, self._first_rows)
         self._move(meta)
         self._store(meta.puts)
         self._sent.update(meta.finals)
         for request in meta.forgets:
-            self._held.pop(request, None)
+            self.capture.forget(request)
         if self._jobs:
             self._work(meta.replay_tokens)
         self._report.decoding = meta.decoding
@@ -163,65 +161,9 @@ class WorkerSide:
         """Note that a fetch or a spill has ended. On any thread."""
         self._ended.put((tag, good))
 
-    # ---- storing
-
-    def _collect(self, rows: list[Rows]) -> None:
-        first = self._first_rows
-        rows = [row for row in rows if row.request in first]
-        if not rows or not self._check_taps(first[rows[0].request]):
-            return
-        copies = step_rows([self._ranks.share(tap) for tap in self._model.taps], rows, first)
-        for row in rows:
-            held = self._held.get(row.request)
-            if held is None:
-                held = self._held[row.request] = HeldHiddens(row.start)
-            try:
-                held.add(row.start, copies[row.request])
-            except ValueError as error:
-                # Nothing more of it is stored, for lack of what comes before.
-                log.warning("Not storing more of a request: %s.", error)
-                del self._held[row.request]
-
-    def _check_taps(self, row: int) -> bool:
-        """Whether forwards write the taps: a model compiled for another connector has none, and vLLM may reuse it."""
-        if self._taps_write is None:
-            self._taps_write = not any(bool(tap[row].isnan().all()) for tap in self._model.taps)
-            if not self._taps_write:
-                log.error(
-                    "Nothing is cached: vLLM runs a compiled model that was saved without tailreplay. Start it once with "
-                    "VLLM_DISABLE_COMPILE_CACHE=1, or empty its compile cache."
-                )
-        return self._taps_write
-
-    def _store(self, puts: list[Put]) -> None:
-        broken: set[str] = set()
-        for run in runs(puts, self._geometry.page_size, self._geometry.block_size):
-            if run.request not in broken and self._put(run):
-                self._stored(run.puts, True)
-                continue
-            for single in run.singly(self._geometry.block_size):
-                good = run.request not in broken and len(run.puts) > 1 and self._put(single)
-                self._stored(single.puts, good)
-                if not good:
-                    # What follows a page that is missing could never be matched.
-                    broken.add(run.request)
-        for request in {put.request for put in puts} & self._held.keys():
-            self._held[request].compact()
-
-    def _put(self, run: Run) -> bool:
-        held = self._held.get(run.request)
-        if held is None:
-            return False  # `_collect` has said why
-        try:
-            self.store.put(run, held.take(run.start, run.count))
-        except Exception:
-            log.exception("Storing pages failed.")
-            return False
-        return True
-
-    def _stored(self, puts: Sequence[Put], good: bool) -> None:
-        """Report what became of puts, and let good ones go on to the tiers below."""
-        for put in puts:
+    def _store(self, puts: Sequence[Put]) -> None:
+        """Store pages, report what became of them, and let good ones go on to the tiers below."""
+        for put, good in self.capture.store(puts):
             (self._report.stored if good else self._report.failed).add(put.tag)
             if put.spill is None:
                 continue
@@ -284,9 +226,9 @@ class WorkerSide:
                 self.states.zero(load.states)
             # The hiddens of the last, partial page are held again, since the request will fill that page.
             start = load.matched // page * page
-            held = self._held[load.request] = HeldHiddens(start)
-            if start < load.matched and load.hidden_slots[-1] >= 0:
-                held.add(start, self.store.hidden_shares(load, start, load.matched))
+            partial = start < load.matched and load.hidden_slots[-1] >= 0
+            hiddens = self.store.hidden_shares(load, start, load.matched) if partial else None
+            self.capture.hold(load.request, start, hiddens)
         except Exception:
             log.exception("Loading a page failed.")
             return False
@@ -323,7 +265,7 @@ class WorkerSide:
             if job.load.waits:
                 raise RuntimeError("A synchronous load failed, and the forward that needs it cannot be taken back.")
             self._failed.add(request)
-            self._held.pop(request, None)
+            self.capture.forget(request)
         elif self.observer is not None:
             self.observer(job.load)
         if job.load.waits:
