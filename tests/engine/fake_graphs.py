@@ -43,6 +43,10 @@ class FakeDevice:
         self.error = error
         self.graphs: list[FakeGraph] = []
         self.warm_ups = self.waits = 0
+        self.stream = 0
+
+    def queue(self) -> int:
+        return self.stream
 
     def warm_up(self, work: Callable[[], object]) -> None:
         self.warm_ups += 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tailreplay import HybridLM, PrefixCache
+from tailreplay.ablation import METHOD, Ablation
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.graphs.base import Graph, GraphDevice
 from tailreplay.engines.transformers.graphs.cuda import CudaGraphs
@@ -112,14 +113,44 @@ def test_the_least_recently_used_graph_goes_first() -> None:
     assert (len(graphs), len(device.graphs)) == (2, 4)
 
 
-def test_threads_have_their_own() -> None:
+def test_streams_have_their_own_and_threads_of_one_share() -> None:
     lm, device = model(), FakeDevice()
     graphs = ReplayGraphs(lm.backbone, device)
     states(lm, graphs=graphs)
     thread = threading.Thread(target=lambda: states(lm, graphs=graphs))
     thread.start()
     thread.join()
-    assert [graph.replays for graph in device.graphs] == [1, 1]
+    assert [graph.replays for graph in device.graphs] == [2]
+    device.stream = 1
+    states(lm, graphs=graphs)
+    assert [graph.replays for graph in device.graphs] == [2, 1]
+
+
+def test_tails_are_not_lengthened_where_there_can_be_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = model()
+    lm.graphs = ReplayGraphs(lm.backbone, FakeDevice(RuntimeError("no")))
+    prompt = random_ids(M + 1)
+
+    def replayed() -> int:
+        return lm.generate(prompt, max_new_tokens=1, replay=0.4, store=False).reuse.replayed
+
+    assert [replayed(), replayed()] == [128, 82]
+    lm.graphs = ReplayGraphs(lm.backbone, FakeDevice())
+    assert replayed() == 128
+    lm.ablation = Ablation(skip=False)
+    assert replayed() == 82
+    lm.ablation = METHOD
+    monkeypatch.setattr(lm.model, "_hf_peft_config_loaded", True, raising=False)
+    assert lm.graphs.buckets == ()
+
+
+def test_too_little_memory_now_is_not_for_ever() -> None:
+    lm, device = model(), FakeDevice(torch.OutOfMemoryError("full"))
+    graphs = ReplayGraphs(lm.backbone, device)
+    assert_same(states(lm, graphs=graphs), states(lm))
+    device.error = None
+    assert_same(states(lm, graphs=graphs), states(lm))
+    assert len(device.graphs) == 1
 
 
 def test_a_refresh_forgets_graphs() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailreplay.engines.vllm.held import FEW, HeldHiddens, step_rows
 
@@ -36,22 +39,50 @@ def test_gaps_and_missing_rows_are_errors() -> None:
         held.add(5, rows(5, 1))
     with pytest.raises(ValueError, match="held"):
         held.take(2, 3)
-    held.take(2, 2)
+    held.release(2)
+    assert held.take(2, 2)[0][:, 0].tolist() == [2, 3]
     with pytest.raises(ValueError, match="held"):
         held.take(0, 1)
 
 
-def test_what_is_held_does_not_keep_a_long_chunk_alive() -> None:
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.randoms(use_true_random=False))
+def test_any_part_that_was_not_released_is_there(counts: list[int], draw: random.Random) -> None:
+    held, start, end = HeldHiddens(7), 7, 7
+    for count in counts:
+        held.add(end, rows(end, count))
+        end += count
+        if draw.random() < 0.3:
+            start = draw.randint(start, end)
+            held.release(start)
+        first = draw.randint(start, end)
+        wanted = draw.randint(0, end - first)
+        if wanted:
+            assert torch.equal(held.take(first, wanted), rows(first, wanted))
+
+
+def test_what_is_left_of_a_long_chunk_does_not_keep_the_rest_alive() -> None:
     held = HeldHiddens(0)
-    held.add(0, torch.arange(1000.0)[None, :, None])
-    held.take(0, 500)
-    for start in (900, 995):
-        rest = held.take(start, 1000 - start)
-        assert rest.untyped_storage().nbytes() > 2 * rest.nbytes
-        held.compact()
-        rest = held.take(start, 1000 - start)
-        assert rest.untyped_storage().nbytes() == rest.nbytes
-        assert rest[0, :, 0].tolist() == list(range(start, 1000))
+    held.add(0, torch.arange(2000.0)[None, :, None])
+    held.add(2000, torch.arange(2000.0, 4000.0)[None, :, None])
+    whole = held.take(0, 3968)
+    assert whole.shape[1] == 3968
+    held.release(3968)
+    rest = held.take(3968, 32)
+    assert rest.untyped_storage().nbytes() == rest.nbytes
+    assert rest[0, :, 0].tolist() == list(range(3968, 4000))
+    held.release(4000)
+    held.add(4000, rows(4000, 1)[:1])
+    assert held.take(4000, 1).shape[1] == 1
+
+
+def test_shared_copies_are_let_go_after_a_while() -> None:
+    held = HeldHiddens(0)
+    shared = [torch.full((1, 100, 1), float(at)) for at in range(200)]
+    for at, copy in enumerate(shared):
+        held.add(at, copy[:, 3:4])
+    kept = sum(rows.untyped_storage().nbytes() for rows in held._chunks)
+    assert kept < 80 * 400
+    assert held.take(0, 200)[0, :, 0].tolist() == list(range(200))
 
 
 def step(*counts: int) -> tuple[list[Any], dict[str, int], list[torch.Tensor]]:

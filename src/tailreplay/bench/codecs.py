@@ -145,7 +145,7 @@ def _states(arguments: argparse.Namespace, codecs: Sequence[Codec]) -> list[dict
 
     quiet_library()
     print("replaying states …", file=sys.stderr, flush=True)
-    lm = HybridLM.from_pretrained(arguments.model, cache=PrefixCache("16MiB"), dtype=arguments.dtype)
+    lm = HybridLM.from_pretrained(arguments.model, cache=PrefixCache("16MiB"), dtype=arguments.dtype, cuda_graphs=0)
     return state_rows(lm, prose(lm, arguments.prompt), codecs, arguments.ratios)
 
 

@@ -163,6 +163,7 @@ def _outcomes(
         device=arguments.device,
         dtype=arguments.dtype,
         min_tail=arguments.min_tail,
+        cuda_graphs=0,  # they would lengthen tails
         **_remote(arguments),
     )
     options = Options(

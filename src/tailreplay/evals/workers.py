@@ -46,7 +46,8 @@ class Measurer:
             torch.set_num_threads(threads)
         self._plan = plan
         cache = PrefixCache(plan.host_bytes, storage=Storage(host_codec=plan.codec))
-        self.lm = HybridLM.from_pretrained(plan.model, cache=cache, dtype=plan.dtype, device=plan.device)
+        # Graphs would lengthen tails, and what is measured here is what a tail of just so many tokens is worth.
+        self.lm = HybridLM.from_pretrained(plan.model, cache=cache, dtype=plan.dtype, device=plan.device, cuda_graphs=0)
         methods = plan.chosen_methods()
         self._material = plan.material()
         self._tasks = {task.info.name: task for task in plan.chosen_tasks()}

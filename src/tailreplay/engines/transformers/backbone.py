@@ -112,7 +112,7 @@ class Backbone:
 
     def token_ids(self, ids: list[int]) -> torch.Tensor:
         """Return token ids on the model's device, ``(1, n)``, without waiting for the device."""
-        tokens = torch.tensor([ids])
+        tokens = torch.tensor([ids], device="cpu")  # whatever torch's default is
         if self.device.type == "cuda":
             # From pageable memory the copy would wait for everything queued before it.
             return tokens.pin_memory().to(self.device, non_blocking=True)

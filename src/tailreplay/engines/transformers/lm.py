@@ -275,7 +275,7 @@ class HybridLM:
     ) -> tuple[Sequence, ReplayPlan]:
         """Look `ids` up and restore what is matched; a load that fails becomes a miss. Release the plan when loaded."""
         begin = self.clock.mark()
-        if self.graphs is not None:
+        if self.graphs is not None and self.ablation.skip:
             reuse = replace(reuse, buckets=self.graphs.buckets)
         plan = self.cache.lookup(ids, namespace, reuse, self.backbone.topology, self.backbone.costs)
         timings.lookup = self.clock.between(begin, self.clock.mark())

@@ -49,7 +49,14 @@ class Capture:
         rows = [row for row in rows if row.request in first]
         if not rows or not self._check_taps(first[rows[0].request]):
             return
-        copies = step_rows([self._ranks.share(tap) for tap in self._taps], rows, first)
+        try:
+            copies = step_rows([self._ranks.share(tap) for tap in self._taps], rows, first)
+        except Exception:
+            # For lack of memory, say. Answers do not depend on it.
+            log.exception("Not storing more of %d requests, since their hiddens could not be copied.", len(rows))
+            for row in rows:
+                self.forget(row.request)
+            return
         for row in rows:
             held = self._held.get(row.request)
             if held is None:
@@ -91,8 +98,16 @@ class Capture:
                 if not good:
                     # What follows a page that is missing could never be matched.
                     broken.add(run.request)
-        for request in {put.request for put in puts} & self._held.keys():
-            self._held[request].compact()
+                    self.forget(run.request)
+        self._release(puts)
+
+    def _release(self, puts: Sequence[Put]) -> None:
+        """Let go of hiddens that are in full pages; a page that is not full will be stored again."""
+        needed = {put.request: put.start + (put.count if put.count == self._geometry.page_size else 0) for put in puts}
+        for request, start in needed.items():
+            held = self._held.get(request)
+            if held is not None:
+                held.release(start)
 
     def _put(self, run: Run) -> bool:
         held = self._held.get(run.request)

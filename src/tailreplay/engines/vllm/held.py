@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # A request with at most so many tokens in a step shares its copy of the taps with the others: a copy each would be as many
 # device operations as there are requests, in every step.
 FEW = 16
+_CHUNKS = 64
 
 
 class HeldHiddens:
@@ -44,11 +45,14 @@ class HeldHiddens:
         """
         if start != self._end:
             raise ValueError(f"hiddens of token {start} do not follow token {self._end - 1}")
+        if len(self._chunks) >= _CHUNKS:
+            # Copies that are shared with others live as long as the last of them needs its part.
+            self._chunks = [torch.cat(self._chunks, dim=1)]
         self._chunks.append(rows)
         self._end += rows.shape[1]
 
     def take(self, start: int, count: int) -> torch.Tensor:
-        """Return hiddens ``start .. start+count-1``, ``(stored groups, count, width)``; let go of all before `start`.
+        """Return hiddens ``start .. start+count-1``, ``(stored groups, count, width)``: a view where they lie together.
 
         Raises
         ------
@@ -57,20 +61,22 @@ class HeldHiddens:
         """
         if not self._start <= start <= start + count <= self._end:
             raise ValueError(f"hiddens {start} to {start + count} asked for, {self._start} to {self._end} held")
-        rows = self._chunks[0] if len(self._chunks) == 1 else torch.cat(self._chunks, dim=1)
-        rows = rows[:, start - self._start :]
-        self._chunks = [rows]
-        self._start = start
-        return rows[:, :count]
+        parts, at = [], self._start
+        for rows in self._chunks:
+            length = rows.shape[1]
+            if at < start + count and start < at + length:
+                parts.append(rows[:, max(start - at, 0) : start + count - at])
+            at += length
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def compact(self) -> None:
-        """Let go of memory that a long chunk has left behind: what is held is a view into it. Call it once a step."""
-        for index, rows in enumerate(self._chunks):
-            # What several requests share goes when each of them has filled a page.
-            if rows.shape[1] > FEW and rows.untyped_storage().nbytes() > 2 * rows.nbytes:
-                self._chunks[index] = rows.clone()
-        if sum(rows.shape[1] for rows in self._chunks) <= FEW:
-            self._chunks = [rows.clone() for rows in self._chunks]
+    def release(self, start: int) -> None:
+        """Let go of everything before `start`, and of the memory that it takes. Mutates self."""
+        while self._chunks and self._start + self._chunks[0].shape[1] <= start:
+            self._start += self._chunks.pop(0).shape[1]
+        if self._start < start < self._end:
+            # A clone, since a view would keep the whole chunk alive.
+            self._chunks[0] = self._chunks[0][:, start - self._start :].clone()
+            self._start = start
 
 
 def step_rows(taps: Sequence[torch.Tensor], rows: Sequence[Rows], first: Mapping[str, int]) -> dict[str, torch.Tensor]:
@@ -114,7 +120,7 @@ def _together(taps: Sequence[torch.Tensor], rows: Sequence[Rows], first: Mapping
     else:
         # A long chunk of another request lies between them.
         index = [first[row.request] + offset for row in rows for offset in range(row.count)]
-        shared = _copied(taps, index, total)
+        shared = _copied(taps, _on_device(index, taps), total)
         starts, at = {}, 0
         for row in rows:
             starts[row.request] = at
@@ -122,7 +128,16 @@ def _together(taps: Sequence[torch.Tensor], rows: Sequence[Rows], first: Mapping
     return {row.request: shared[:, starts[row.request] : starts[row.request] + row.count] for row in rows}
 
 
-def _copied(taps: Sequence[torch.Tensor], index: slice | list[int], count: int) -> torch.Tensor:
+def _copied(taps: Sequence[torch.Tensor], index: slice | torch.Tensor, count: int) -> torch.Tensor:
     if not taps:
         return torch.empty(0, count, 0)  # a stage that stores none follows its requests all the same
-    return torch.stack([tap[index] for tap in taps])
+    if isinstance(index, slice):
+        return torch.stack([tap[index] for tap in taps])
+    return torch.stack([tap.index_select(0, index) for tap in taps])
+
+
+def _on_device(index: list[int], taps: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return an index beside the taps, without waiting for the forward that writes them."""
+    numbers = torch.tensor(index, device="cpu")
+    device = taps[0].device if taps else numbers.device
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers.to(device)

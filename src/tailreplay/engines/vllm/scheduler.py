@@ -161,7 +161,7 @@ class SchedulerSide:
                 continue
             if start > tracked.computed and tracked.page is not None:
                 self.counts["refused:gap"] += 1  # vLLM's own cache has tokens whose hiddens were never seen
-                self._writer.close(tracked)
+                self._writer.stop(tracked)
             count = output.num_scheduled_tokens[request]
             tracked.computed = start + count
             if start < tracked.request.num_prompt_tokens:
@@ -174,7 +174,7 @@ class SchedulerSide:
             size = self._geometry.block_size
             meta.rows.append(Rows(request, start, count, blocks[start // size] * size + start % size))
             self._writer.seal(tracked, blocks, meta.puts)
-        meta.forgets += self._forgets
+        meta.forgets += [*self._forgets, *sorted(self._writer.take_stopped())]
         self._forgets = []
         meta.replay_tokens = self._pacer.budget(decoding=decodes > 0)
         meta.decoding = decodes > 0 and not prefills
@@ -244,7 +244,7 @@ class SchedulerSide:
         # Never a name that was there before: what lower tiers hold outlasts this process.
         self._epoch = f"#{secrets.token_hex(8)}"
         for tracked in self._requests.values():
-            self._writer.close(tracked)
+            self._writer.stop(tracked)
             tracked.namespace = replace(tracked.namespace, model=self._model_now)
         self.catalog.clear()
 

@@ -51,10 +51,13 @@ class PageWriter:
         # Tag of a spill -> the put that it goes with, until both have ended.
         self._spills: dict[int, _Entry] = {}
         self._tag = 0
+        # Requests of which nothing more is stored, though they run: workers need not hold their hiddens.
+        self._stopped: set[str] = set()
 
     def open(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
         """Begin to store after the plan's last full page, or from the first token."""
         self.close(tracked)
+        self._stopped.discard(tracked.request.request_id)
         tracked.computed = plan.matched if plan is not None else 0
         if not tracked.options.store:
             return
@@ -75,6 +78,16 @@ class PageWriter:
         if tracked.page is not None:
             self._catalog.unpin((tracked.page,))
             tracked.page = None
+
+    def stop(self, tracked: Tracked) -> None:
+        """Store no more of a request that goes on, and let workers forget what they hold of it."""
+        self.close(tracked)
+        self._stopped.add(tracked.request.request_id)
+
+    def take_stopped(self) -> set[str]:
+        """Return the requests that were stopped since the last call, but for those that have begun again."""
+        stopped, self._stopped = self._stopped, set()
+        return stopped
 
     def seal(self, tracked: Tracked, blocks: list[int], puts: list[Put]) -> None:
         """Order puts for the pages that this step fills, as far as their token ids are known."""
@@ -104,7 +117,7 @@ class PageWriter:
         if admission.page is None:
             self._counts[f"refused:{admission.reason}"] += 1
             if whole:
-                self.close(tracked)
+                self.stop(tracked)
             return
         fill = admission.fill
         if fill is not None:
@@ -146,7 +159,7 @@ class PageWriter:
             return None
         tracked = first.tracked
         self._counts["refused:failed"] += 1
-        self.close(tracked)
+        self.stop(tracked)
         landed = None
         for later in sorted((t for t, e in self._puts.items() if e.tracked is tracked and t >= tag), reverse=True):
             entry = self._puts.pop(later)

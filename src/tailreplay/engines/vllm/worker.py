@@ -28,18 +28,11 @@ log = logging.getLogger("vllm.tailreplay")
 
 @dataclass
 class _Job:
-    """A load under way: `done` tokens of its tail are replayed.
-
-    Attributes
-    ----------
-    staged : torch.Tensor or None
-        The first hiddens of its tail, already on the device.
-    """
+    """A load under way: `done` tokens of its tail are replayed."""
 
     load: Load
     copied: bool = False
     done: int = 0
-    staged: torch.Tensor | None = None
 
 
 class WorkerSide:
@@ -88,6 +81,8 @@ class WorkerSide:
         self.ablation: Ablation = METHOD
         self.clock: Clock = HostClock()
         self._jobs: list[_Job] = []
+        # Request -> the first hiddens of its tail, already on the device, until they have been replayed.
+        self._staged: dict[str, torch.Tensor] = {}
         self._first_rows: dict[str, int] = {}
         self._report = StepReport()
         self._sent: set[str] = set()
@@ -178,19 +173,16 @@ class WorkerSide:
         """Copy and replay, at most `budget` tokens in all; what is left goes on in the next step."""
         clock = self.clock
         begin = clock.mark()
+        batch = self._next(budget)
         fresh = [job for job in self._jobs if not job.copied]
-        self._copy(fresh)
+        self._copy(fresh, {tail.load.request: tail.count for tail in batch})
         # Without copies their stream has no moment of its own: it would be one before `begin`.
         copied = self.store.mark(clock) if fresh else begin
         if not self.ablation.overlap:
             self.store.wait()
         started = clock.mark()
-        batch = []
-        for job in self._jobs:
-            count = min(job.load.tail - job.done, budget)
-            if count > 0:
-                batch.append(Tail(job.load, job.done, count))
-                budget -= count
+        going_on = {job.load.request for job in self._jobs}
+        batch = [tail for tail in batch if tail.load.request in going_on]
         if batch:
             self._replay(batch)
             self._report.replayed += sum(tail.count for tail in batch)
@@ -201,15 +193,31 @@ class WorkerSide:
         self._report.load_seconds += clock.between(begin, copied)
         self._report.replay_seconds += clock.between(started, replayed)
 
-    def _copy(self, jobs: list[_Job]) -> None:
-        """Begin loads. Only those that are fine on every rank go on: replay runs on all of them together."""
-        fine = self._ranks.agree([self._try_to_copy(job) for job in jobs])
+    def _next(self, budget: int) -> list[Tail]:
+        """Return what to replay next, `budget` tokens in all."""
+        batch = []
+        for job in self._jobs:
+            count = min(job.load.tail - job.done, budget)
+            if count > 0:
+                batch.append(Tail(job.load, job.done, count))
+                budget -= count
+        return batch
+
+    def _copy(self, jobs: list[_Job], counts: Mapping[str, int]) -> None:
+        """Begin loads. Only those that are fine on every rank go on: replay runs on all of them together.
+
+        Parameters
+        ----------
+        counts : mapping
+            Request -> tokens of its tail that are replayed right after.
+        """
+        fine = self._ranks.agree([self._try_to_copy(job, counts.get(job.load.request, 0)) for job in jobs])
         for job, good in zip(jobs, fine, strict=True):
             job.copied = good
             if not good:
                 self._end(job, failed=True)
 
-    def _try_to_copy(self, job: _Job) -> bool:
+    def _try_to_copy(self, job: _Job, count: int) -> bool:
         load, page = job.load, self._geometry.page_size
         try:
             damaged = self.store.damaged(load)
@@ -218,9 +226,9 @@ class WorkerSide:
                 self._report.damaged |= damaged
                 return False
             # Before the keys and values, which would hold them up on their way to a GPU: replay begins with these.
-            if load.tail:
+            if count:
                 first = load.matched - load.tail
-                job.staged = self.store.hidden_shares(load, first, first + min(load.tail, self._limit))
+                self._staged[load.request] = self.store.hidden_shares(load, first, first + count)
             self.store.fill(load)
             if load.tail == 0:
                 self.states.zero(load.states)
@@ -246,19 +254,21 @@ class WorkerSide:
             for job in [job for job in self._jobs if job.load.request in lost]:
                 self._end(job, failed=True)
             return
+        finally:
+            self._staged.clear()
         done = {tail.load.request: tail.done + tail.count for tail in batch}
         for job in self._jobs:
             job.done = done.get(job.load.request, job.done)
 
     def _hidden(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
         """Return hiddens ``start .. stop-1`` of a stored group, ``(stop - start, d_model)``. All ranks call it alike."""
-        (staged,) = (job.staged for job in self._jobs if job.load is load)
-        first = load.matched - load.tail
-        if staged is None or stop - first > staged.shape[1]:
+        staged = self._staged.get(load.request)
+        if staged is None:
             return self.store.hidden(load, group, start, stop)
-        return self._ranks.gather(staged[group, start - first : stop - first])
+        return self._ranks.gather(staged[group])
 
     def _end(self, job: _Job, failed: bool) -> None:
+        self._staged.pop(job.load.request, None)
         self._jobs = [other for other in self._jobs if other is not job]
         request = job.load.request
         if failed:

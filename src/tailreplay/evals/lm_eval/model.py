@@ -106,6 +106,7 @@ class TailReplayLM(TemplateLM):
                 device=device,
                 dtype=dtype,
                 prefill_chunk=prefill_chunk,
+                cuda_graphs=0,  # they would lengthen tails
                 **remote,
             )
             self.max_length = sizing.max_length

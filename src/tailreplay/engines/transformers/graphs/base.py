@@ -18,6 +18,9 @@ class Graph(Protocol):
 class GraphDevice(Protocol):
     """Records graphs. Tests have one for CPU."""
 
+    def queue(self) -> int:
+        """Name the queue that this thread's work goes to now."""
+
     def warm_up(self, work: Work) -> None:
         """Do `work` as it is, away from other work, until everything that is made at first use is made."""
 

@@ -20,6 +20,11 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
+    def queue(self) -> int:
+        """Name the current stream."""
+        stream: int = torch.cuda.current_stream(self._device).cuda_stream
+        return stream
+
     def warm_up(self, work: Work) -> None:
         """Do `work` a few times on a side stream: libraries choose and load their kernels then."""
         current, side = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)

@@ -6,7 +6,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import get_ident
 
 import torch
 
@@ -48,8 +47,8 @@ class _Recorded:
 class ReplayGraphs:
     """Replays tails by recorded graphs. Each is made when it is first needed; the least recently used goes first.
 
-    A graph's memory is filled, run and read without the host waiting, so two threads must not use one graph: each has its
-    own. Graphs read weights where they were when recorded.
+    A graph's memory is filled, run and read without the host waiting, in the order of one queue of the device (a stream):
+    each queue has its own graphs. One thread at a time. Graphs read weights where they were when recorded.
 
     Parameters
     ----------
@@ -65,12 +64,17 @@ class ReplayGraphs:
     def __init__(
         self, backbone: Backbone, device: GraphDevice, limit: int = 8, buckets: tuple[int, ...] = BUCKETS
     ) -> None:
-        self.buckets = buckets
+        self._lengths = buckets
         self._backbone = backbone
         self._device = device
         self._limit = limit
         self._graphs: OrderedDict[tuple[int, tuple[int, ...]], _Recorded] = OrderedDict()
         self._failed = False
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Lengths that tails should have now: none where there can be no graph, since longer tails would only cost."""
+        return () if self._failed or self._has_adapters() else self._lengths
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -96,7 +100,7 @@ class ReplayGraphs:
         bool
             False, and nothing done, if there can be no graph for these tails.
         """
-        if self._failed or max(tails, default=0) not in self.buckets or self._has_adapters():
+        if max(tails, default=0) not in self.buckets:
             return False
         recorded = self._of(tails, ids, read_into)
         if recorded is None:
@@ -118,7 +122,7 @@ class ReplayGraphs:
 
     def _of(self, tails: tuple[int, ...], ids: Sequence[int], read_into: ReadInto) -> _Recorded | None:
         """Return the graph for `tails` with its inputs filled, made if need be; None if it cannot be made."""
-        key = (get_ident(), tails)
+        key = (self._device.queue(), tails)
         recorded = self._graphs.get(key)
         if recorded is not None:
             self._graphs.move_to_end(key)
@@ -128,6 +132,9 @@ class ReplayGraphs:
         self._fill(inputs, ids, tails, read_into)
         try:
             recorded = self._record(inputs, tails)
+        except torch.OutOfMemoryError:
+            self.clear()  # there may be memory for it another time
+            return None
         except Exception as error:
             log.warning("Replay runs without CUDA graphs, since recording one failed: %s", error)
             self._failed = True
