@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tailreplay.ablation import ABLATIONS, Ablation
 from tailreplay.bench import ttft_saved
 from tailreplay.bench.ttft_plan import Target, TtftPlan, parse_length, parse_ratio
-from tailreplay.bench.ttft_rows import PHASES, Sample
+from tailreplay.bench.ttft_rows import PHASES, Sample, rest_of, tails_of
 from tailreplay.bench.ttft_turns import measured
 from tailreplay.cli import main
 from tailreplay.errors import InvalidRequestError, TailReplayError
@@ -107,6 +108,19 @@ def test_a_row_has_spread_limits_and_phases() -> None:
     assert found["copy_limit_ms"] == pytest.approx(1000 * found["copy_bytes"] / 1e10)
     assert found["loaded_bytes"] == found["copy_bytes"] + found["replayed"] * 35 * 1024
     assert sum(found[f"{phase}_ms"] for phase in PHASES) == pytest.approx(found["hit_ms"], rel=1e-3)
+
+
+def test_what_is_left_of_a_hit_counts_copies_beside_the_replay_once() -> None:
+    assert rest_of(10.0, 1.0, 2.0, 4.0, beside=False) == 3.0
+    assert rest_of(10.0, 1.0, 2.0, 4.0, beside=True) == 5.0
+    assert rest_of(10.0, 1.0, 6.0, 4.0, beside=True) == 3.0
+    assert rest_of(10.0, 1.0, 6.0, 4.0, beside=False) == 0.0
+
+
+def test_groups_of_convolutions_replay_what_they_see() -> None:
+    groups = [replace(COSTS.topology.groups[0], receptive_field=field) for field in (None, 7, 300)]
+    assert tails_of(groups, 200) == [200, 7, 200]
+    assert tails_of(groups, 5) == [5, 5, 5]
 
 
 def test_without_the_skip_a_hit_has_more_to_compute() -> None:

@@ -18,7 +18,6 @@ from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.devices import usable_device
 from tailreplay.engines.transformers.results import GenerationResult
 
-
 _GRAPHS = 8
 
 

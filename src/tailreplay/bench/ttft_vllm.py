@@ -12,7 +12,7 @@ from tailreplay.ablation import METHOD, Ablation
 from tailreplay.bench.traffic import vllm_version
 from tailreplay.bench.ttft_needs import needs_of
 from tailreplay.bench.ttft_plan import Target, TtftPlan
-from tailreplay.bench.ttft_rows import Sample
+from tailreplay.bench.ttft_rows import Sample, rest_of
 from tailreplay.errors import TailReplayError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class VllmEngine:
             self._llm = _start(_folder_of(target, plan, Path(folder)), plan, needs.pages, self.flags)
         self._inside = Inside(self._llm)
         self._clock = clock_of(device)
+        self._beside = not on_cpu
         self.flags["phases"] = "host clock" if on_cpu else "CUDA events"
         self.flags["copies"] = "in line" if on_cpu else "beside replay"
 
@@ -72,7 +73,7 @@ class VllmEngine:
             lookup=spent.lookup,
             copy=spent.copy,
             replay=spent.replay,
-            query=total - spent.lookup - spent.copy - spent.replay,
+            query=rest_of(total, spent.lookup, spent.copy, spent.replay, self._beside and ablation.overlap),
             matched=report.get("matched", 0),
             replayed=report.get("replayed", 0),
         )
