@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tailreplay.bench.capture import Timed
+
+_TINY = [5, 6, 7]
 
 
 def timed_engine(model: str, arguments: argparse.Namespace) -> Timed:
@@ -38,20 +41,46 @@ def timed_engine(model: str, arguments: argparse.Namespace) -> Timed:
     taps = _Taps()
 
     def timed(prompts: list[list[int]], generate: int, capturing: bool) -> float:
-        options = {"tailreplay": {"mode": "off", "store": capturing}}
-        params = SamplingParams(
-            max_tokens=generate,
-            temperature=0,
-            detokenize=False,
-            ignore_eos=True,
-            extra_args={"kv_transfer_params": options},
-        )
-        taps.install(capturing)
-        begin = time.perf_counter()
-        llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-        return time.perf_counter() - begin
+        def params(tokens: int, store: bool) -> Any:
+            options = {"tailreplay": {"mode": "off", "store": store}}
+            return SamplingParams(
+                max_tokens=tokens,
+                temperature=0,
+                detokenize=False,
+                ignore_eos=True,
+                extra_args={"kv_transfer_params": options},
+            )
+
+        return timed_call(llm, taps.install, params, prompts, generate, capturing)
 
     return timed
+
+
+def timed_call(
+    llm: Any,
+    install: Callable[[bool], None],
+    params: Callable[[int, bool], Any],
+    prompts: list[list[int]],
+    generate: int,
+    capturing: bool,
+) -> float:
+    """Return the seconds that the prompts and one tiny request after them take.
+
+    A request's last page is stored in the step after its last one: without another request that step would be one of the
+    next call, which may be one that does not capture. Both kinds of call have it, so that only the storing differs.
+
+    Parameters
+    ----------
+    install : callable
+        Puts the model's taps in, or takes them out.
+    params : callable
+        Returns sampling parameters for a number of tokens to generate and whether to store.
+    """
+    install(capturing)
+    begin = time.perf_counter()
+    llm.generate([{"prompt_token_ids": ids} for ids in prompts], params(generate, capturing), use_tqdm=False)
+    llm.generate([{"prompt_token_ids": _TINY}], params(1, False), use_tqdm=False)
+    return time.perf_counter() - begin
 
 
 class _Taps:
