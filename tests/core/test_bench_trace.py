@@ -329,6 +329,11 @@ def test_options_that_make_no_sense(given: list[str], message: str, capsys: pyte
     assert shown.count("\n") == 1
 
 
+def test_an_address_without_a_port(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "trace", "--url", "http://localhost:99999"]) == 2
+    assert "There can be no server at 'http://localhost:99999'" in capsys.readouterr().err
+
+
 def test_a_url_without_a_scheme(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "trace", "--url", "localhost:1"]) == 2
     assert "--url must be http://…, got 'localhost:1'" in capsys.readouterr().err

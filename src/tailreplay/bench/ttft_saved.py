@@ -14,31 +14,6 @@ _IDENTITY = ("model", "engine", "dtype", "length", "query", "ratio", "ablation")
 _MERGED = ("model", "engine", "dtype", "device", "machine", "threads", "date", "query", "repeats")
 
 
-def append(path: Path, record: dict[str, Any]) -> None:
-    """Write a record to the end of the file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, allow_nan=False) + "\n")
-
-
-def writable(path: Path) -> Path:
-    """Return `path` after making sure that it can be written: before hours of measuring, not after.
-
-    Raises
-    ------
-    InvalidRequestError
-        If it cannot.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        path.open("a").close()
-        if new:
-            path.unlink()  # nothing is left behind if nothing is measured
-    except OSError as error:
-        raise InvalidRequestError(f"'{path}' cannot be written: {error.strerror}.") from error
-    return path
-
-
 def load(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """Read records. Of rows that were measured twice the later stays; a line that was cut off is left out, and said.
 
