@@ -157,6 +157,30 @@ def test_saved_rows_come_back_and_the_later_of_two_stays(tmp_path: Path, capsys:
         ttft_saved.load([tmp_path / "empty"])
 
 
+def test_odd_rows_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, odd = tmp_path / "rows", 0
+    changes: dict[str, dict[str, list[Any]]] = {
+        "run": {"device": [None, 1], "flags": [None, "x"], "copy_gb_s": [None, "fast"], "machine": [["a"]]},
+        "row": {
+            "speedup": [None, "2x", float("nan")], "ablation": [None, "all", []], "ratio": [[0.05], True],
+            "hit_ms": [0], "length": [1.5, -1],
+        },
+    }  # fmt: skip
+    with path.open("w") as file:
+        file.write(json.dumps(record()) + '\n[]\n{"run": 1, "row": 2}\n')
+        for part, names in changes.items():
+            for name, values in names.items():
+                for value in values:
+                    kept = record(length=2048 + odd)
+                    kept[part][name] = value
+                    if value is None:
+                        del kept[part][name]
+                    file.write(json.dumps(kept) + "\n")
+                    odd += 1
+    assert ttft_saved.load([path]) == [record()]
+    assert capsys.readouterr().err.count("is not a saved row and is left out.\n") == odd + 2
+
+
 def test_a_row_after_one_that_was_cut_off_begins_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows"
     path.write_text('{"run": {"mod')
