@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tailreplay.bench.endpoint import Endpoint, check_url
-from tailreplay.bench.files import append
+from tailreplay.bench.files import append, require
 from tailreplay.bench.patterns import PATTERNS, Draw, longest
 from tailreplay.bench.peers_table import HEADINGS, rows_of, table
 from tailreplay.bench.report_files import add_file_arguments, check_files, options_of, write_files
@@ -89,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the servers of ``--url`` by name; raise `InvalidRequestError` for what cannot be measured with."""
+    require("httpx")
     for name in ("repeats", "max_tokens"):
         if getattr(arguments, name) < 1:
             raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}.")

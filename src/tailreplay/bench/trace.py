@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tailreplay.bench.endpoint import Endpoint, check_url
+from tailreplay.bench.files import require
 from tailreplay.bench.patterns import FIRST_TOKEN, LAST_TOKEN
 from tailreplay.bench.peers import SERVERS, add_server_arguments
 from tailreplay.bench.report_files import add_file_arguments, check_files, options_of, write_files
@@ -85,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise `InvalidRequestError` for numbers that cannot be measured with; one sentence."""
+    require("httpx")
     for name in ("requests", "concurrency"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
