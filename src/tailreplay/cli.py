@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from tailreplay import __version__, torchvision_shim
+from tailreplay.commands.bench import BENCHMARKS
 from tailreplay.errors import TailReplayError
 
 # Each command is a module with `parser()` and `run(arguments)`, loaded only when it is called.
@@ -19,7 +20,7 @@ COMMANDS = {
     "cache": "what the disk cache holds: list, count, verify, prune, export, import",
     "demo": "a long document and several questions: full, zero, replay and exact side by side",
     "eval": "what share of quality a hit keeps, by method, task and length",
-    "bench": "benchmarks: catalog, codecs, disk, eviction, peers, storage, trace, ttft, traffic",
+    "bench": f"benchmarks: {', '.join(sorted(BENCHMARKS))}",
     "lm-eval": "what reuse does to a model's answers, on lm-evaluation-harness' tasks",
     "doctor": "what is installed, and what will not work with it",
 }

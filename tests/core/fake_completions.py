@@ -35,7 +35,7 @@ class FakeServer(ThreadingHTTPServer):
     fails_after : int or None
         How many completions are answered before ``failure`` happens to all others.
     failure : str
-        "refuse", "break", "error" (inside the stream), "empty", "garbage" or "hang".
+        "refuse", "break", "error" (inside the stream), "empty", "garbage", "malformed" or "hang".
     """
 
     daemon_threads = True
@@ -150,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunk({"error": {"message": "engine died"}})
         elif failure == "garbage":
             self.wfile.write(b"data: <html>\n\n")
+        elif failure == "malformed":
+            self._chunk({"choices": [None]})
         elif failure == "break":
             # A body that is shorter than its header says.
             self._chunk({"choices": [{"text": "a"}]})

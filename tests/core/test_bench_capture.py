@@ -7,6 +7,7 @@ import argparse
 import pytest
 
 from tailreplay.bench import capture
+from tailreplay.bench.capture_vllm import timed_call
 from tailreplay.cli import main
 
 
@@ -29,6 +30,17 @@ def test_pairs_take_turns_with_equal_prompts_and_no_prompt_comes_again() -> None
     assert all(first[1:] == second[1:] and first[0] != second[0] for first, second in pairs)
     prompts = [tuple(ids) for first, _ in pairs for ids in first[1]]
     assert len(set(prompts)) == len(prompts)
+
+
+@pytest.mark.parametrize("capturing", [True, False])
+def test_a_call_on_vllm_ends_with_the_step_that_stores_the_last_page(capturing: bool) -> None:
+    class FakeLLM:
+        def generate(self, prompts: list[dict[str, list[int]]], params: tuple[int, bool], use_tqdm: bool) -> None:
+            calls.append(([each["prompt_token_ids"] for each in prompts], params))
+
+    calls: list[object] = []
+    timed_call(FakeLLM(), calls.append, lambda tokens, store: (tokens, store), [[1], [2]], 9, capturing)
+    assert calls == [capturing, ([[1], [2]], (9, capturing)), ([[5, 6, 7]], (1, False))]
 
 
 @pytest.mark.parametrize("option", ["--prompt", "--generate", "--concurrency", "--pairs"])

@@ -253,6 +253,7 @@ def test_text_prompts(tokenizes: bool, capsys: pytest.CaptureFixture[str]) -> No
         ("break", "fake broke off a request: peer closed connection"),
         ("error", "fake broke off a request: "),
         ("garbage", "not JSON"),
+        ("malformed", 'fake sent a malformed piece of an answer: {"choices": [null]}'),
         ("empty", "fake answered a request with nothing"),
     ],
 )
@@ -307,8 +308,10 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["--servers"], "There is nothing to measure"),
         (["--url", "http://x"], "--url must be NAME=http://"),
         (["--url", "own=http://x"], "the name 'own' is taken"),
-        (["--url", "a=http://x", "--save", "/no/such/folder/f"], "--save: '/no/such/folder/f' cannot be written"),
-        (["--url", "a=http://x", "--png", "/no/such/folder/f"], "--png: '/no/such/folder/f' cannot be written"),
+        (["--url", "a=http://x:port"], "There can be no server at 'http://x:port'"),
+        (["--url", "a=http://"], "There can be no server at 'http://'"),
+        (["--url", "a=http://x", "--save", "/dev/null/f"], "'/dev/null/f' cannot be written"),
+        (["--url", "a=http://x", "--png", "/dev/null/f"], "'/dev/null/f' cannot be written"),
     ],
 )
 def test_options_that_make_no_sense(given: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

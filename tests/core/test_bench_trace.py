@@ -207,6 +207,15 @@ def test_later_prompts_hold_the_servers_own_answers(name: str) -> None:
     assert report(outcomes, 10.0)["hit_tokens"] > 0
 
 
+def test_requests_are_due_on_arrival_or_when_what_they_go_on_from_has_ended() -> None:
+    requests = prepared("mix", 30, 1, 400, 2000, rate=1000.0)
+    outcomes, _ = drive(requests, concurrency=2)
+    ends = {each.index: each.ended for each in outcomes}
+    for each in outcomes:
+        request = requests[each.index]
+        assert each.due == max([request.at, *(ends[said.of] for said in request.said)]) <= each.sent
+
+
 def test_one_at_a_time_has_all_that_an_ideal_cache_has() -> None:
     outcomes, _ = drive(prepared("chats", 30, 2, 400, 2000, rate=1000.0), concurrency=1)
     measured = report(outcomes, 10.0)
@@ -318,6 +327,11 @@ def test_options_that_make_no_sense(given: list[str], message: str, capsys: pyte
     shown = capsys.readouterr().err
     assert message in shown
     assert shown.count("\n") == 1
+
+
+def test_an_address_without_a_port(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "trace", "--url", "http://localhost:99999"]) == 2
+    assert "There can be no server at 'http://localhost:99999'" in capsys.readouterr().err
 
 
 def test_a_url_without_a_scheme(capsys: pytest.CaptureFixture[str]) -> None:

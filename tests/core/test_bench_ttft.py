@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tailreplay.ablation import ABLATIONS, Ablation
-from tailreplay.bench import ttft_saved
+from tailreplay.bench import files, ttft_report, ttft_run, ttft_saved
+from tailreplay.bench.files import append, writable
 from tailreplay.bench.ttft_plan import Target, TtftPlan, parse_length, parse_ratio
-from tailreplay.bench.ttft_rows import PHASES, Sample
+from tailreplay.bench.ttft_rows import PHASES, Sample, rest_of, tails_of
 from tailreplay.bench.ttft_turns import measured
 from tailreplay.cli import main
 from tailreplay.errors import InvalidRequestError, TailReplayError
@@ -109,6 +111,19 @@ def test_a_row_has_spread_limits_and_phases() -> None:
     assert sum(found[f"{phase}_ms"] for phase in PHASES) == pytest.approx(found["hit_ms"], rel=1e-3)
 
 
+def test_what_is_left_of_a_hit_counts_copies_beside_the_replay_once() -> None:
+    assert rest_of(10.0, 1.0, 2.0, 4.0, beside=False) == 3.0
+    assert rest_of(10.0, 1.0, 2.0, 4.0, beside=True) == 5.0
+    assert rest_of(10.0, 1.0, 6.0, 4.0, beside=True) == 3.0
+    assert rest_of(10.0, 1.0, 6.0, 4.0, beside=False) == 0.0
+
+
+def test_groups_of_convolutions_replay_what_they_see() -> None:
+    groups = [replace(COSTS.topology.groups[0], receptive_field=field) for field in (None, 7, 300)]
+    assert tails_of(groups, 200) == [200, 7, 200]
+    assert tails_of(groups, 5) == [5, 5, 5]
+
+
 def test_without_the_skip_a_hit_has_more_to_compute() -> None:
     assert row(ablation="overlap")["hit_flops"] > row()["hit_flops"]
     assert row(ablation="skip")["hit_flops"] == row()["hit_flops"]
@@ -130,7 +145,7 @@ def test_saved_rows_come_back_and_the_later_of_two_stays(tmp_path: Path, capsys:
     old, other, new = record(), record(length=2048), record()
     new["row"]["hit_ms"] = 1.5
     for path, kept in ((first, old), (first, other), (second, new)):
-        ttft_saved.append(path, kept)
+        append(path, kept)
     with second.open("a") as file:
         file.write('{"run": {"mod')  # cut off while it was written
     assert ttft_saved.load([first, second]) == [other, new]
@@ -142,10 +157,72 @@ def test_saved_rows_come_back_and_the_later_of_two_stays(tmp_path: Path, capsys:
         ttft_saved.load([tmp_path / "empty"])
 
 
+def test_odd_rows_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, odd = tmp_path / "rows", 0
+    changes: dict[str, dict[str, list[Any]]] = {
+        "run": {"device": [None, 1], "flags": [None, "x"], "copy_gb_s": [None, "fast"], "machine": [["a"]]},
+        "row": {
+            "speedup": [None, "2x", float("nan")], "ablation": [None, "all", []], "ratio": [[0.05], True],
+            "hit_ms": [0], "length": [1.5, -1],
+        },
+    }  # fmt: skip
+    with path.open("w") as file:
+        file.write(json.dumps(record()) + '\n[]\n{"run": 1, "row": 2}\n')
+        for part, names in changes.items():
+            for name, values in names.items():
+                for value in values:
+                    kept = record(length=2048 + odd)
+                    kept[part][name] = value
+                    if value is None:
+                        del kept[part][name]
+                    file.write(json.dumps(kept) + "\n")
+                    odd += 1
+    assert ttft_saved.load([path]) == [record()]
+    assert capsys.readouterr().err.count("is not a saved row and is left out.\n") == odd + 2
+
+
+def test_a_row_after_one_that_was_cut_off_begins_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows"
+    path.write_text('{"run": {"mod')
+    append(path, record())
+    append(path, record(length=2048))
+    assert ttft_saved.load([path]) == [record(), record(length=2048)]
+    assert "line 1 is not a saved row" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "module"), [("--png", "matplotlib"), ("--html", "matplotlib"), ("--query", "rich")])
+def test_what_the_report_needs_is_missed_before_anything_is_measured(
+    option: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def import_module(name: str) -> None:
+        if name.startswith(module):
+            raise ModuleNotFoundError(name=module)
+
+    monkeypatch.setattr(files, "import_module", import_module)
+    monkeypatch.setattr(ttft_run, "measure", lambda *arguments: pytest.fail("measured"))
+    assert main(["bench", "ttft", option, "3" if option == "--query" else str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"tailreplay: This benchmark needs {module}: pip install 'tailreplay[bench]'.\n"
+
+
+def test_the_report_is_printed_before_files_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def picture(*arguments: Any) -> bytes:
+        raise OSError("no space left")
+
+    append(tmp_path / "rows", record())
+    monkeypatch.setattr(ttft_report, "picture", picture)
+    path = str(tmp_path / "picture")
+    assert main(["bench", "ttft", "--from", str(tmp_path / "rows"), "--json", "--png", path]) == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["rows"]
+    assert shown.err == f"tailreplay: '{path}' could not be written: no space left.\n"
+
+
 def test_a_report_of_saved_rows_needs_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved, made = tmp_path / "rows.jsonl", records()
     for kept in made:
-        ttft_saved.append(saved, kept)
+        append(saved, kept)
     assert main(["bench", "ttft", "--from", str(saved), "--json", "--png", str(tmp_path / "plots.png")]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["rows"] == [kept["row"] for kept in made]
@@ -166,5 +243,5 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is_measured(
     for option in ("--html", "--png", "--save"):
         assert main(["bench", "ttft", option, str(tmp_path / "file" / "report")]) == 2
         assert "cannot be written" in capsys.readouterr().err
-    assert ttft_saved.writable(tmp_path / "new" / "report").parent.exists()
+    assert writable(tmp_path / "new" / "report").parent.exists()
     assert not (tmp_path / "new" / "report").exists()

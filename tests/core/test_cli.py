@@ -10,6 +10,7 @@ import pytest
 
 from tailreplay import TailReplayError, __version__
 from tailreplay.cli import COMMANDS, main
+from tailreplay.commands.bench import BENCHMARKS
 
 
 def command(monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException) -> None:
@@ -38,6 +39,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown and text in shown for name, text in COMMANDS.items())
+    assert ", ".join(sorted(BENCHMARKS)) in shown
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["bench"], ["bench", "nonsense"]])

@@ -11,6 +11,7 @@ import pytest
 from tailreplay.bench.growth_model import PARTS, fitted, work_of
 from tailreplay.bench.shape_costs import qwen35_4b
 from tailreplay.cli import main
+from tests.core import made_ttft
 
 COSTS = qwen35_4b()
 RATES = {
@@ -22,9 +23,9 @@ RATES = {
 }
 
 
-def row(length: int, **noise: float) -> dict[str, Any]:
-    terms = work_of(COSTS, length, 64, 0.05).terms
-    found: dict[str, Any] = {"length": length, "query": 64, "ratio": 0.05, "ablation": "both"}
+def row(length: int, query: int = 64, **noise: float) -> dict[str, Any]:
+    terms = work_of(COSTS, length, query, 0.05).terms
+    found: dict[str, Any] = {**made_ttft.row(length), "query": query, "replayed": max(64, -(-length // 20))}
     for name in PARTS:
         time = sum(rate * term for rate, term in zip(RATES[name], terms[name], strict=True))
         found[f"{name}_ms"] = time * noise.get(name, 1.0)
@@ -54,8 +55,9 @@ def test_no_rate_is_below_zero_whatever_the_noise() -> None:
     assert growth.predict(work(row(256)))["copy"] > 0
 
 
-def saved(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps({"run": {"model": found["model"]}, "row": found}) + "\n" for found in rows))
+def saved(path: Path, rows: list[dict[str, Any]], device: str = "cpu") -> str:
+    run = {**made_ttft.record()["run"], "device": device}
+    path.write_text("".join(json.dumps({"run": run, "row": found}) + "\n" for found in rows))
     return str(path)
 
 
@@ -77,3 +79,34 @@ def test_the_command_predicts_what_it_was_not_fitted_to(tmp_path: Path, capsys: 
 def test_one_length_is_not_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "growth", "--from", saved(tmp_path / "rows", [row(1024)])]) == 2
     assert "was measured at one length only" in capsys.readouterr().err
+
+
+def test_queries_of_other_lengths_are_other_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path / "rows", [row(length, query) for length in (1024, 2048) for query in (64, 512)])
+    assert main(["bench", "growth", "--from", path, "--json"]) == 0
+    assert [found["query"] for found in json.loads(capsys.readouterr().out)["curves"]] == [64, 512]
+    path = saved(tmp_path / "two", [row(1024, query) for query in (64, 512)])
+    assert main(["bench", "growth", "--from", path]) == 2
+    assert "with a query of 64 was measured at one length only" in capsys.readouterr().err
+
+
+def test_rows_of_ablations_alone_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path / "rows", [{**row(length), "ablation": "skip"} for length in (1024, 2048)])
+    assert main(["bench", "growth", "--from", path, "--json"]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert "no rows of whole hits" in shown.err
+
+
+def test_copies_beside_the_replay_count_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path / "rows", [row(length) for length in (1024, 8192)], device="cuda")
+    assert main(["bench", "growth", "--from", path, "--lengths", "8K", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["curves"][0]["modelled"]
+    longer = max(found["copy_ms"], found["replay_ms"])
+    assert found["hit_ms"] == pytest.approx(found["lookup_ms"] + longer + found["query_ms"])
+
+
+def test_tails_are_those_of_the_engines() -> None:
+    # In floating point 0.07 * 100_000 is a little more than 7,000.
+    for length, ratio, replayed in ((100_000, 0.07, 7000), (1000, 0.05, 64), (32, 0.05, 32)):
+        assert work_of(COSTS, length, 64, ratio).terms == work_of(COSTS, length, 64, ratio, replayed).terms

@@ -21,6 +21,7 @@ from tailreplay.bench.ttft import plan_of
 from tailreplay.bench.ttft_needs import described, needs_of
 from tailreplay.bench.ttft_plan import Target, TtftPlan
 from tailreplay.bench.ttft_run import measure
+from tailreplay.bench.ttft_transformers import graphs_of
 from tailreplay.cli import main
 from tailreplay.engines.transformers import compat, sequence
 from tests.engine.tiny_models import random_ids
@@ -250,3 +251,11 @@ def test_a_clock_of_the_device_is_not_read_before_the_query_has_been_ordered(sto
     # The look-up alone, which the device has no part in, is read at once.
     assert order == ["read", "query", "read", "read", "read"]
     assert (times.lookup, times.copy, times.replay, times.prefill) == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_ablations_are_compared_without_graphs() -> None:
+    def graphs(*ablations: str) -> int:
+        return graphs_of(TtftPlan((), (128,), (0.05,), ablations))
+
+    assert graphs("both") > 0
+    assert graphs("none", "both") == graphs("skip") == 0

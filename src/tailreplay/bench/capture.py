@@ -10,13 +10,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tailreplay.bench.files import require_for
 from tailreplay.bench.overhead import unique_prompts
+from tailreplay.bench.ttft_plan import Target
 from tailreplay.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from tailreplay.engines.transformers.backbone import Backbone
 
 # What capture may cost, as a share of the time without it.
 TARGET = 0.03
+_DECODE_PROMPT = 32
 Timed = Callable[[list[list[int]], int, bool], float]
 """Seconds to run prompts together and sample so many tokens after each, capturing or not."""
 
@@ -24,7 +30,9 @@ Timed = Callable[[list[list[int]], int, bool], float]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's options to `parser`."""
     parser.add_argument("--engine", default="transformers", choices=["transformers", "vllm"])
-    parser.add_argument("--shape", default="qwen3.5-0.8b", help="random weights in this shape (default: %(default)s)")
+    parser.add_argument(
+        "--shape", default="qwen3.5-0.8b", help="random weights in this shape, or bundled (default: %(default)s)"
+    )
     parser.add_argument("--model", help="a folder, a hub id or 'bundled' instead of a shape")
     parser.add_argument("--prompt", type=int, default=2048, help="prefill: tokens (default: %(default)s)")
     parser.add_argument("--generate", type=int, default=64, help="decode: tokens (default: %(default)s)")
@@ -40,11 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("prompt", "generate", "concurrency", "pairs"):
         if getattr(arguments, name) < 1:
             raise InvalidRequestError(f"--{name} must be at least 1, got {getattr(arguments, name)}.")
+    require_for(pictures=False, tables=not arguments.json)
+    target = target_of(arguments)
+    longest = max(arguments.prompt + 1, _DECODE_PROMPT + arguments.generate)
+    model = checked(target, longest)
     with tempfile.TemporaryDirectory() as folder:
-        timed = _vllm(arguments, Path(folder)) if arguments.engine == "vllm" else _transformers(arguments)
+        if target.engine == "vllm":
+            from tailreplay.bench.capture_vllm import timed_engine
+
+            timed = timed_engine(target, model, longest, arguments.concurrency, Path(folder))
+        else:
+            timed = _transformers(target)
         rows = measure(timed, arguments)
     report = {
-        "model": arguments.model or f"{arguments.shape} shape, random weights",
+        "model": target.name,
         "engine": arguments.engine,
         "machine": platform.processor() or platform.machine(),
         "target": TARGET,
@@ -57,10 +74,42 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def target_of(arguments: argparse.Namespace) -> Target:
+    """Return the model and engine that the arguments name."""
+    source = arguments.model or arguments.shape
+    return Target(source, arguments.model is None and source != "bundled", arguments.engine)
+
+
+def checked(target: Target, longest: int) -> Backbone:
+    """Return the target's model on the meta device; refuse what cannot be measured before weights are made or read.
+
+    Raises
+    ------
+    InvalidRequestError
+        If there is no such shape, or the model takes less than `longest` tokens.
+    TailReplayError
+        If there is no such model, or no vLLM to measure it on.
+    """
+    from tailreplay.bench.traffic import vllm_version
+    from tailreplay.bench.ttft_needs import described
+    from tailreplay.engines.transformers.quiet import quiet_library
+
+    quiet_library()
+    if target.engine == "vllm":
+        vllm_version()
+    model = described(target, "bfloat16")
+    if model.max_tokens is not None and longest > model.max_tokens:
+        raise InvalidRequestError(
+            f"The model '{target.source}' takes at most {model.max_tokens:,} tokens, and a prompt with its answer has "
+            f"{longest:,}: give a smaller --prompt or --generate."
+        )
+    return model
+
+
 def measure(timed: Timed, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Time both kinds of work in pairs and return one row each; the first pair warms up."""
     many = arguments.concurrency if arguments.engine == "vllm" else 1
-    kinds = {"prefill": (1, arguments.prompt, 1), "decode": (many, 32, arguments.generate)}
+    kinds = {"prefill": (1, arguments.prompt, 1), "decode": (many, _DECODE_PROMPT, arguments.generate)}
     rows = []
     for seed, (kind, (requests, tokens, generate)) in enumerate(kinds.items()):
         pairs = []
@@ -87,7 +136,7 @@ def _row(pairs: list[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-def _transformers(arguments: argparse.Namespace) -> Timed:
+def _transformers(target: Target) -> Timed:
     import time
 
     from tailreplay.bench.shapes import random_model
@@ -96,10 +145,10 @@ def _transformers(arguments: argparse.Namespace) -> Timed:
 
     # Room that the warm-up fills: memory that was never written costs a page fault more, which is soon over.
     cache = PrefixCache("64MiB")
-    if arguments.model:
-        lm = HybridLM.from_pretrained(arguments.model, cache=cache)
+    if target.is_shape:
+        lm = HybridLM(random_model(target.source), cache=cache)
     else:
-        lm = HybridLM(random_model(arguments.shape), cache=cache)
+        lm = HybridLM.from_pretrained(target.source, cache=cache)
 
     def timed(prompts: list[list[int]], generate: int, capturing: bool) -> float:
         begin = time.perf_counter()
@@ -108,17 +157,6 @@ def _transformers(arguments: argparse.Namespace) -> Timed:
         return time.perf_counter() - begin
 
     return timed
-
-
-def _vllm(arguments: argparse.Namespace, folder: Path) -> Timed:
-    from tailreplay.bench.capture_vllm import timed_engine
-    from tailreplay.bench.shapes import random_model
-    from tailreplay.loading import model_path
-
-    if arguments.model:
-        return timed_engine(model_path(arguments.model), arguments)
-    random_model(arguments.shape).save_pretrained(folder)
-    return timed_engine(str(folder), arguments)
 
 
 def _print_table(report: dict[str, Any]) -> None:

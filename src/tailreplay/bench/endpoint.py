@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from tailreplay.errors import TailReplayError
+from tailreplay.bench.files import require
+from tailreplay.errors import InvalidRequestError, TailReplayError
 
 _COUNTER = re.compile(
     r'^\w*:?tailreplay_(hits|misses)_total\{.*(?:provenance|reason)="([^"]*)".*\} (\S+)', re.MULTILINE
@@ -68,16 +69,18 @@ class _Stream:
     pieces: int = 0
     text: str = ""
     tokens: list[int] | None = None
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, int] = field(default_factory=dict)
     cached: int | None = None
     report: dict[str, Any] | None = None
 
     def take(self, chunk: dict[str, Any], now: float) -> None:
+        """Take note of a chunk; what is malformed raises what Python does."""
         if isinstance(chunk.get("usage"), dict):
-            self.usage = chunk["usage"]
+            counts = {name: chunk["usage"].get(name) for name in ("prompt_tokens", "completion_tokens")}
+            self.usage = {name: int(count) for name, count in counts.items() if count is not None}
         told = cached_tokens(chunk)
         self.cached = self.cached if told is None else told
-        self.report = chunk.get("tailreplay") or self.report
+        self.report = dict(chunk.get("tailreplay") or ()) or self.report
         for choice in chunk.get("choices") or []:
             text, ids = choice.get("text") or "", choice.get("token_ids")
             if not text and not ids and (choice.get("finish_reason") or "token_ids" in choice):
@@ -88,7 +91,7 @@ class _Stream:
             self.pieces += 1
             self.text += text
             if ids is not None:
-                self.tokens = [*(self.tokens or []), *ids]
+                self.tokens = [*(self.tokens or []), *map(int, ids)]
 
 
 def cached_tokens(chunk: dict[str, Any]) -> int | None:
@@ -98,6 +101,26 @@ def cached_tokens(chunk: dict[str, Any]) -> int | None:
         if isinstance(value, int):
             return value
     return None
+
+
+def check_url(url: str) -> None:
+    """Raise `InvalidRequestError` if there can be no server at `url`, before any is asked.
+
+    Raises
+    ------
+    TailReplayError
+        If httpx is not installed.
+    """
+    require("httpx")
+    import httpx
+
+    try:
+        parsed = httpx.URL(url)
+        good = parsed.scheme in ("http", "https") and bool(parsed.host) and (parsed.port or 1) < 1 << 16
+    except (httpx.InvalidURL, ValueError):
+        good = False
+    if not good:
+        raise InvalidRequestError(f"There can be no server at {url!r}: an address looks like http://127.0.0.1:8000.")
 
 
 class Endpoint:
@@ -118,6 +141,8 @@ class Endpoint:
     ------
     EndpointError
         On entering if nothing answers at `url`.
+    InvalidRequestError
+        On entering if nothing could.
     """
 
     def __init__(
@@ -130,10 +155,9 @@ class Endpoint:
         self._silence = 0 if tells else None
 
     async def __aenter__(self) -> Endpoint:
-        try:
-            import httpx
-        except ModuleNotFoundError:
-            raise TailReplayError("This benchmark needs httpx: pip install 'tailreplay[bench]'.") from None
+        check_url(self.url)
+        import httpx
+
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # No connection is kept: servers close idle ones, which a client may notice too late.
@@ -249,7 +273,10 @@ class Endpoint:
             raise EndpointError(f"{self.name} sent a piece of an answer that is not JSON.") from None
         if not isinstance(chunk, dict) or chunk.get("error"):
             raise EndpointError(f"{self.name} broke off a request: {data.strip()[:200]}.")
-        stream.take(chunk, now)
+        try:
+            stream.take(chunk, now)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise EndpointError(f"{self.name} sent a malformed piece of an answer: {data.strip()[:200]}.") from None
 
 
 def _words(error: Exception) -> str:

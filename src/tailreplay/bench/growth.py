@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailreplay.bench.growth_model import Growth, Work, fitted, work_of
 from tailreplay.bench.ttft_plan import parse_length
@@ -13,6 +13,17 @@ from tailreplay.errors import InvalidRequestError
 from tailreplay.sizes import format_bytes
 
 _LENGTHS = ("1K", "4K", "8K", "16K", "32K", "64K", "128K", "256K", "512K", "1024K")
+
+
+class Kind(NamedTuple):
+    """What rows of one curve have in common."""
+
+    model: str
+    engine: str
+    dtype: str
+    ratio: float
+    query: int
+    device: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Fit, check and print; returns the exit status."""
     from tailreplay.bench.ttft_saved import load
 
-    records = [record for record in load(arguments.saved) if record["row"]["ablation"] == "both"]
-    kinds: dict[tuple[str, str, str, float], list[dict[str, Any]]] = {}
-    for record in records:
+    kinds: dict[Kind, list[dict[str, Any]]] = {}
+    for record in load(arguments.saved):
         row = record["row"]
-        kinds.setdefault((row["model"], row["engine"], row["dtype"], row["ratio"]), []).append(row)
-    curves = [curve(*kind, rows, arguments) for kind, rows in kinds.items()]
+        if row["ablation"] == "both":
+            kind = Kind(row["model"], row["engine"], row["dtype"], row["ratio"], row["query"], record["run"]["device"])
+            kinds.setdefault(kind, []).append(row)
+    if not kinds:
+        raise InvalidRequestError("There are no rows of whole hits to fit a model to: measure with --ablations both.")
+    curves = [curve(kind, rows, arguments) for kind, rows in kinds.items()]
     if arguments.json:
         print(json.dumps({"fit_to": arguments.fit_to, "curves": curves}))
     else:
@@ -55,39 +69,39 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def curve(
-    model: str, engine: str, dtype: str, ratio: float, rows: list[dict[str, Any]], arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Return one model's curve on one engine at one ratio: `check`, predictions of what was measured, and `modelled`.
+def curve(kind: Kind, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the curve of rows of one kind: `check`, predictions of what was measured, and `modelled`.
 
     Raises
     ------
     InvalidRequestError
         If fewer than two lengths were measured: a line needs two points.
     """
-    if len(rows) < 2:
+    measured = {row["length"]: row for row in rows}
+    if len(measured) < 2:
         raise InvalidRequestError(
-            f"{model} on {engine} at r = {ratio:g} was measured at one length only; the model needs two or more."
+            f"{kind.model} on {kind.engine} at r = {kind.ratio:g} with a query of {kind.query:,} was measured at one "
+            "length only; the model needs two or more."
         )
-    costs = _costs(model, engine, dtype)
+    costs = _costs(kind.model, kind.engine, kind.dtype)
 
     def work(row: dict[str, Any]) -> Work:
-        return work_of(costs, row["length"], row["query"], ratio)
+        return work_of(costs, row["length"], kind.query, kind.ratio, row["replayed"])
 
-    rows = sorted(rows, key=lambda row: int(row["length"]))
+    rows = [measured[length] for length in sorted(measured)]
     short = [row for row in rows if row["length"] <= arguments.fit_to]
+    # As rows of whole hits have it: with overlap, where copies can run beside the replay.
+    beside = kind.device == "cuda"
     check = []
     if 2 <= len(short) < len(rows):
-        growth = fitted(short, work)
+        growth = fitted(short, work, beside)
         check = [_checked(growth, work(row), row) for row in rows if row["length"] > arguments.fit_to]
-    whole = fitted(rows, work)
-    measured = {row["length"]: row for row in rows}
-    query = rows[0]["query"]
+    whole = fitted(rows, work, beside)
     modelled = []
     for length in arguments.lengths:
-        counted = work_of(costs, length, query, ratio)
-        times = whole.predict(counted)
         row = measured.get(length)
+        counted = work(row) if row else work_of(costs, length, kind.query, kind.ratio)
+        times = whole.predict(counted)
         modelled.append(
             {
                 "length": length,
@@ -96,7 +110,7 @@ def curve(
                 **({"measured_full_ms": row["full_ms"], "measured_hit_ms": row["hit_ms"]} if row else {}),
             }
         )
-    return {"model": model, "engine": engine, "ratio": ratio, "check": check, "modelled": modelled}
+    return {**kind._asdict(), "check": check, "modelled": modelled}
 
 
 def _checked(growth: Growth, work: Work, row: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +138,7 @@ def _print_tables(found: dict[str, Any], fit_to: int) -> None:
 
     from tailreplay.commands.console import console
 
-    title = f"{found['engine']}: {found['model']}, r = {found['ratio']:.0%}"
+    title = f"{found['engine']}: {found['model']}, r = {found['ratio']:.0%}, {found['query']:,}-token query"
     table = Table(title=f"{title}; modelled, in ms, with what was measured in brackets")
     for name in ("prefix", "full", "hit", "speed-up", "lookup", "copy", "replay", "query", "host memory"):
         table.add_column(name, justify="right")

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tailreplay.bench.endpoint import Endpoint
+from tailreplay.bench.endpoint import Endpoint, check_url
+from tailreplay.bench.files import append, require
 from tailreplay.bench.patterns import PATTERNS, Draw, longest
 from tailreplay.bench.peers_table import HEADINGS, rows_of, table
 from tailreplay.bench.report_files import add_file_arguments, check_files, options_of, write_files
@@ -88,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the servers of ``--url`` by name; raise `InvalidRequestError` for what cannot be measured with."""
+    require("httpx")
     for name in ("repeats", "max_tokens"):
         if getattr(arguments, name) < 1:
             raise InvalidRequestError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}.")
@@ -101,6 +103,7 @@ def check(arguments: argparse.Namespace) -> dict[str, str]:
             raise InvalidRequestError(f"--url must be NAME=http://…, got {given!r}.")
         if name in others or name in (*SERVERS, RESTARTED):
             raise InvalidRequestError(f"--url {given!r}: the name {name!r} is taken.")
+        check_url(url)
         others[name] = url
     if arguments.servers == [] and not others:
         raise InvalidRequestError("There is nothing to measure: name --servers, or give --url.")
@@ -170,8 +173,7 @@ async def _measure(
                 continue
             records.append(record)
             if arguments.save:
-                with Path(arguments.save).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(record) + "\n")
+                append(Path(arguments.save), record)
 
 
 def _print(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> None:
@@ -181,6 +183,11 @@ def _print(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> None
     rows = rows_of(records)
     lines = table(rows)
     notes = {record["server"]: record["note"] for record in records if record["note"]}
+    # First what a person waits for: a file may still fail.
+    if arguments.json:
+        print(json.dumps({"options": options_of(arguments), "rows": rows, "notes": notes, "records": records}))
+    elif rows:
+        _print_table(lines, notes)
     write_files(
         arguments,
         "Prefix caches side by side",
@@ -188,11 +195,9 @@ def _print(arguments: argparse.Namespace, records: list[dict[str, Any]]) -> None
         lambda figure: draw(figure, rows),
         "By pattern and server: the share of reusable tokens that was reused, and the median time to first token",
     )
-    if arguments.json:
-        print(json.dumps({"options": options_of(arguments), "rows": rows, "notes": notes, "records": records}))
-        return
-    if not rows:
-        return
+
+
+def _print_table(lines: list[tuple[str, ...]], notes: dict[str, str]) -> None:
     from rich.table import Table
 
     from tailreplay.commands.console import console

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailreplay.errors import InvalidRequestError
+from tailreplay.bench.files import require_for, writable, writing
 from tailreplay.evals.report.grids import Grid, setting_lines
 from tailreplay.evals.report.page import grid_html, page, picture_html, settings_html
 
@@ -23,14 +23,19 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_files(arguments: argparse.Namespace, *names: str) -> None:
-    """Raise `InvalidRequestError` if a file that options name cannot be written: before anything is measured."""
+    """Raise an error of one sentence if the report could not be given as wanted: before anything is measured.
+
+    Raises
+    ------
+    InvalidRequestError
+        If a file that options name, these or others in `names`, cannot be written.
+    TailReplayError
+        If a package is missing that draws the picture or prints the table.
+    """
     for name in ("html", "png", *names):
-        path = getattr(arguments, name)
-        if path is not None:
-            try:
-                Path(path).open("a").close()
-            except OSError as error:
-                raise InvalidRequestError(f"--{name}: '{path}' cannot be written: {error.strerror}.") from None
+        if getattr(arguments, name) is not None:
+            writable(Path(getattr(arguments, name)))
+    require_for(pictures=arguments.html is not None or arguments.png is not None, tables=not arguments.json)
 
 
 def write_files(arguments: argparse.Namespace, title: str, grids: Sequence[Grid], draw: Draw, pictured: str) -> None:
@@ -40,19 +45,26 @@ def write_files(arguments: argparse.Namespace, title: str, grids: Sequence[Grid]
     ----------
     pictured : str
         What the picture shows, in words.
+
+    Raises
+    ------
+    TailReplayError
+        If one cannot be written.
     """
     if arguments.html is None and arguments.png is None:
         return
     picture = _png(draw)
     if arguments.png is not None:
-        Path(arguments.png).write_bytes(picture)
+        with writing(arguments.png):
+            Path(arguments.png).write_bytes(picture)
     if arguments.html is not None:
         parts = [
             picture_html(picture, pictured),
             *map(grid_html, grids),
             settings_html(setting_lines(options_of(arguments))),
         ]
-        Path(arguments.html).write_text(page(title, parts), encoding="utf-8")
+        with writing(arguments.html):
+            Path(arguments.html).write_text(page(title, parts), encoding="utf-8")
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -7,11 +7,13 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tailreplay.bench.endpoint import Endpoint
+from tailreplay.bench.endpoint import Endpoint, check_url
+from tailreplay.bench.files import require
 from tailreplay.bench.patterns import FIRST_TOKEN, LAST_TOKEN
 from tailreplay.bench.peers import SERVERS, add_server_arguments
 from tailreplay.bench.report_files import add_file_arguments, check_files, options_of, write_files
@@ -20,6 +22,7 @@ from tailreplay.bench.trace_plan import prepared
 from tailreplay.bench.trace_report import OVER_TIME, lines, over_time, report
 from tailreplay.bench.traces import GENERATORS
 from tailreplay.errors import InvalidRequestError, TailReplayError
+from tailreplay.evals.report.grids import Grid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise `InvalidRequestError` for numbers that cannot be measured with; one sentence."""
+    require("httpx")
     for name in ("requests", "concurrency"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -95,8 +99,10 @@ def check(arguments: argparse.Namespace) -> None:
         raise InvalidRequestError(f"--max-prompt must be at least 64, got {arguments.max_prompt}.")
     if arguments.vocabulary <= FIRST_TOKEN:
         raise InvalidRequestError(f"--vocabulary must be more than {FIRST_TOKEN}, got {arguments.vocabulary}.")
-    if arguments.url is not None and not arguments.url.startswith(("http://", "https://")):
-        raise InvalidRequestError(f"--url must be http://…, got {arguments.url!r}.")
+    if arguments.url is not None:
+        if not arguments.url.startswith(("http://", "https://")):
+            raise InvalidRequestError(f"--url must be http://…, got {arguments.url!r}.")
+        check_url(arguments.url)
     if arguments.trace not in GENERATORS and not Path(arguments.trace).is_file():
         raise InvalidRequestError(
             f"--trace must be one of {', '.join(GENERATORS)}, or a file in Mooncake's format, got {arguments.trace!r}."
@@ -115,11 +121,15 @@ def _server(arguments: argparse.Namespace, folder: Path) -> AbstractContextManag
 
 def _print(arguments: argparse.Namespace, measured: dict[str, Any]) -> None:
     from tailreplay.bench.trace_picture import draw
-    from tailreplay.evals.report.grids import Grid
 
     title = f"{arguments.trace} at {arguments.rate:g} requests/s, {arguments.start or arguments.url}"
     overall = Grid("Overall", ("", ""), tuple(lines(measured)))
     by_time = Grid("Over time", OVER_TIME, tuple(over_time(measured)))
+    # First what a person waits for: a file may still fail.
+    if arguments.json:
+        print(json.dumps({"options": options_of(arguments), **measured}))
+    else:
+        _print_tables(title, (overall, by_time), measured["errors_by_message"])
     write_files(
         arguments,
         title,
@@ -127,21 +137,21 @@ def _print(arguments: argparse.Namespace, measured: dict[str, Any]) -> None:
         lambda figure: draw(figure, measured),
         "Over time: median time to first token, shares of prompt tokens reused, requests sent and failed",
     )
-    if arguments.json:
-        print(json.dumps({"options": options_of(arguments), **measured}))
-        return
+
+
+def _print_tables(title: str, grids: Sequence[Grid], errors: dict[str, int]) -> None:
     from rich.table import Table
 
     from tailreplay.commands.console import console
 
-    for grid in (overall, by_time):
+    for grid in grids:
         made = Table(title=f"{title}: {grid.title.lower()}", show_header=any(grid.headings))
         for heading in grid.headings:
             made.add_column(heading, justify="right" if heading else "left")
         for line in grid.rows:
             made.add_row(*line)
         console().print(made)
-    for message, count in measured["errors_by_message"].items():
+    for message, count in errors.items():
         print(f"{count} failed: {message}")
 
 

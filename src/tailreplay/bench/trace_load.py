@@ -72,6 +72,7 @@ class Load:
         self._requests = requests
         self._turns = asyncio.Semaphore(concurrency or len(requests) or 1)
         self._ended = [asyncio.Event() for _ in requests]
+        self._ends = [0.0] * len(requests)
         self._answers: dict[int, tuple[int, ...]] = {}
         self._start = 0.0
 
@@ -87,7 +88,8 @@ class Load:
         await asyncio.sleep(max(request.at - self._now(), 0))
         for said in request.said:
             await self._ended[said.of].wait()
-        due = self._now()
+        # Not "now": where the machine is late, the wait is the request's.
+        due = max([request.at, *(self._ends[said.of] for said in request.said)])
         async with self._turns:
             outcome = Outcome(index, request.at, due, self._now(), self._with_answers(request))
             try:
@@ -96,7 +98,7 @@ class Load:
                     self._answers[index] = outcome.answered.tokens
             except EndpointError as error:
                 outcome.error = str(error)
-            outcome.ended = self._now()
+            outcome.ended = self._ends[index] = self._now()
             self._outcomes.append(outcome)
             self._ended[index].set()
 

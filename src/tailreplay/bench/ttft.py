@@ -61,11 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report; returns the exit status."""
     from tailreplay.bench import ttft_saved
+    from tailreplay.bench.files import append, require_for, writable
     from tailreplay.bench.ttft_run import measure
     from tailreplay.errors import TailReplayError
 
     for path in filter(None, (arguments.html, arguments.png, arguments.save)):
-        ttft_saved.writable(path)
+        writable(path)
+    require_for(pictures=bool(arguments.html or arguments.png), tables=not arguments.json)
     if arguments.saved:
         report(ttft_saved.report_of(ttft_saved.load(arguments.saved)), arguments)
         return 0
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     def keep(record: dict[str, Any]) -> None:
         records.append(record)
         if arguments.save:
-            ttft_saved.append(arguments.save, record)
+            append(arguments.save, record)
 
     try:
         wrong = measure(plan, keep)
@@ -116,21 +118,25 @@ def plan_of(arguments: argparse.Namespace) -> TtftPlan:
 
 
 def report(found: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Print a report and write the files that were asked for."""
+    """Print a report, then write the files that were asked for: those may still fail."""
     from tailreplay.bench import ttft_report
+    from tailreplay.bench.files import writing
 
-    if arguments.png:
-        arguments.png.write_bytes(ttft_report.picture(found["rows"], "png"))
-    if arguments.html:
-        ttft_report.write_html(found, arguments.html)
     if arguments.json:
-        print(json.dumps(found, allow_nan=False))
-        return
-    from tailreplay.commands.console import console
+        print(json.dumps(found, allow_nan=False), flush=True)
+    else:
+        from tailreplay.commands.console import console
 
-    ttft_report.print_tables(console(), found)
-    for path in filter(None, (arguments.html, arguments.png)):
-        print(f"written: {path}")
+        ttft_report.print_tables(console(), found)
+    if arguments.png:
+        with writing(arguments.png):
+            arguments.png.write_bytes(ttft_report.picture(found["rows"], "png"))
+    if arguments.html:
+        with writing(arguments.html):
+            ttft_report.write_html(found, arguments.html)
+    if not arguments.json:
+        for path in filter(None, (arguments.html, arguments.png)):
+            print(f"written: {path}")
 
 
 def _check_targets(plan: TtftPlan) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 _LEAST_PAGES = 64 << 20
-_LEAST_VLLM = 2 * _GIB
+LEAST_VLLM = 2 * _GIB
 _UNKNOWN = 1 << 62
 _WORKSPACE = _GIB // 2
 """For activations of a chunk, and what the libraries take."""
@@ -73,7 +73,7 @@ def needs_of(model: Backbone, engine: str, plan: TtftPlan) -> Needs:
     kv = costs.kv_bytes * plan.longest + costs.state_bytes
     if engine == "vllm":
         # Its blocks are padded to one size, and it keeps some for itself.
-        kv = max(_LEAST_VLLM, 2 * kv)
+        kv = max(LEAST_VLLM, 2 * kv)
     if plan.host_bytes is not None:
         return Needs(weights, kv, parse_bytes(plan.host_bytes))
     # Pages of vLLM have up to some 2,000 tokens, and the last one is not full.

@@ -10,6 +10,7 @@ from typing import Any
 from tailreplay.ablation import ABLATIONS
 from tailreplay.bench.numbers import percentile
 from tailreplay.costs import CostModel
+from tailreplay.topology import Group
 
 PHASES = ("lookup", "fetch", "copy", "replay", "query")
 """Of a hit, in this order: what each holds is said in `ttft_report.text`."""
@@ -27,6 +28,25 @@ class Sample:
     query: float = 0.0
     matched: int = 0
     replayed: int = 0
+
+
+def rest_of(total: float, lookup: float, copy: float, replay: float, beside: bool) -> float:
+    """Return the seconds of a hit that are in none of these parts, at least 0.
+
+    Parameters
+    ----------
+    beside : bool
+        Whether copies ran beside the replay: its time then holds the wait for them, so only the longer of the two counts.
+    """
+    return max(total - lookup - (max(copy, replay) if beside else copy + replay), 0.0)
+
+
+def tails_of(groups: Sequence[Group], replayed: int) -> list[int]:
+    """Return the tokens that each group replays where the longest tail is `replayed`.
+
+    Groups of convolutions alone need no more than they can see; all others have the same tail.
+    """
+    return [min(replayed, replayed if group.receptive_field is None else group.receptive_field) for group in groups]
 
 
 def row_of(
@@ -49,7 +69,7 @@ def row_of(
         Bytes a second at which the machine copies from where pages lie to where the engine reads them.
     """
     matched, replayed = hits[-1].matched, hits[-1].replayed
-    tails = [replayed] * len(costs.topology.groups)
+    tails = tails_of(costs.topology.groups, replayed)
     full_flops = costs.prefill_flops(0, length + query)
     hit_flops = costs.hit_flops(matched, length + query, tails, ABLATIONS[ablation].skip)
     copy_bytes, loaded = matched * costs.kv_bytes, costs.hit_bytes(matched, tails)

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tailreplay.ablation import ABLATIONS
+from tailreplay.bench.ttft_rows import PHASES
 from tailreplay.errors import InvalidRequestError
 
 _IDENTITY = ("model", "engine", "dtype", "length", "query", "ratio", "ablation")
 _MERGED = ("model", "engine", "dtype", "device", "machine", "threads", "date", "query", "repeats")
-
-
-def append(path: Path, record: dict[str, Any]) -> None:
-    """Write a record to the end of the file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, allow_nan=False) + "\n")
-
-
-def writable(path: Path) -> Path:
-    """Return `path` after making sure that it can be written: before hours of measuring, not after.
-
-    Raises
-    ------
-    InvalidRequestError
-        If it cannot.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        path.open("a").close()
-        if new:
-            path.unlink()  # nothing is left behind if nothing is measured
-    except OSError as error:
-        raise InvalidRequestError(f"'{path}' cannot be written: {error.strerror}.") from error
-    return path
+_TEXTS = {"run": ("model", "engine", "dtype", "device"), "row": ("model", "engine", "dtype")}
+_NUMBERS = (
+    *("length", "query", "ratio", "replayed", "full_ms", "full_mean_ms", "full_p95_ms", "hit_ms", "hit_mean_ms"),
+    *("hit_p95_ms", "speedup", "limit", "vs_limit", "copy_limit_ms", "loaded_mib", *(f"{name}_ms" for name in PHASES)),
+)
+_ABOVE_ZERO = ("length", "query", "ratio", "full_ms", "hit_ms", "speedup", "limit")
 
 
 def load(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """Read records. Of rows that were measured twice the later stays; a line that was cut off is left out, and said.
+    """Read records.
+
+    Of rows that were measured twice the later stays; a line that no report can be made of, like one that was cut off, is
+    left out, and said.
 
     Raises
     ------
@@ -56,8 +43,8 @@ def load(paths: Iterable[Path]) -> list[dict[str, Any]]:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
+                _check(record)
                 identity = tuple(record["row"][name] for name in _IDENTITY)
-                record["run"]["model"]
             except (ValueError, KeyError, TypeError):
                 print(f"{path}: line {number} is not a saved row and is left out.", file=sys.stderr)
                 continue
@@ -66,6 +53,23 @@ def load(paths: Iterable[Path]) -> list[dict[str, Any]]:
     if not found:
         raise InvalidRequestError("There are no saved rows in " + ", ".join(f"'{path}'" for path in paths) + ".")
     return list(found.values())
+
+
+def _check(record: Any) -> None:
+    """Raise `ValueError`, `KeyError` or `TypeError` for a record that reports cannot be made of."""
+    run, row = record["run"], record["row"]
+    wrong = [name for part in _TEXTS for name in _TEXTS[part] if not isinstance(record[part][name], str)]
+    wrong += [name for name in _NUMBERS if not _is_number(row[name])]
+    wrong += [name for name in ("length", "query", "replayed") if not isinstance(row[name], int)]
+    wrong += [name for name in _MERGED if name in run and not (isinstance(run[name], str) or _is_number(run[name]))]
+    wrong += [] if isinstance(run["flags"], dict) and isinstance(run.get("versions", {}), dict) else ["flags"]
+    wrong += [] if _is_number(run["copy_gb_s"]) else ["copy_gb_s"]
+    if wrong or row["ablation"] not in ABLATIONS or any(row[name] <= 0 for name in _ABOVE_ZERO):
+        raise ValueError
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def report_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

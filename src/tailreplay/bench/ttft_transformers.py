@@ -18,6 +18,8 @@ from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.devices import usable_device
 from tailreplay.engines.transformers.results import GenerationResult
 
+_GRAPHS = 8
+
 
 class TransformersEngine:
     """A model in this process; see `ttft_turns.Engine`."""
@@ -34,6 +36,7 @@ class TransformersEngine:
             "attention": str(getattr(self._lm.model.config, "_attn_implementation", "")),
             "phases": "CUDA events" if device.type == "cuda" else "host clock",
             "copies": "beside replay" if device.type == "cuda" else "in line",
+            "cuda_graphs": graphs_of(plan) if device.type == "cuda" else 0,
         }
 
     def store(self, ids: list[int]) -> None:
@@ -54,13 +57,18 @@ class TransformersEngine:
         del self._lm
 
 
+def graphs_of(plan: TtftPlan) -> int:
+    """Return how many CUDA graphs of replays to keep: none if ablations are compared, since only some of them have any."""
+    return _GRAPHS if set(plan.ablations) <= {"both"} else 0
+
+
 def _load(target: Target, plan: TtftPlan, cache: PrefixCache, device: torch.device) -> HybridLM:
     from tailreplay.bench.shapes import random_model
 
-    dtype = getattr(torch, plan.dtype)
+    dtype, graphs = getattr(torch, plan.dtype), graphs_of(plan)
     if target.is_shape:
-        return HybridLM(random_model(target.source, dtype, device=device), cache=cache)
-    return HybridLM.from_pretrained(target.source, cache=cache, dtype=dtype, device=device)
+        return HybridLM(random_model(target.source, dtype, device=device), cache=cache, cuda_graphs=graphs)
+    return HybridLM.from_pretrained(target.source, cache=cache, dtype=dtype, device=device, cuda_graphs=graphs)
 
 
 def _sample(result: GenerationResult) -> Sample:

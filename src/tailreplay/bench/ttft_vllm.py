@@ -12,7 +12,7 @@ from tailreplay.ablation import METHOD, Ablation
 from tailreplay.bench.traffic import vllm_version
 from tailreplay.bench.ttft_needs import needs_of
 from tailreplay.bench.ttft_plan import Target, TtftPlan
-from tailreplay.bench.ttft_rows import Sample
+from tailreplay.bench.ttft_rows import Sample, rest_of
 from tailreplay.errors import TailReplayError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class VllmEngine:
 
     def __init__(self, target: Target, model: Backbone, plan: TtftPlan) -> None:
         needs = needs_of(model, target.engine, plan)
-        _prepare(needs.kv)
+        prepare(needs.kv)
         import torch
 
         from tailreplay.bench.memory_copies import copy_bandwidth
@@ -48,9 +48,10 @@ class VllmEngine:
             "max_model_len": longest,
         }
         with tempfile.TemporaryDirectory() as folder:
-            self._llm = _start(_folder_of(target, plan, Path(folder)), plan, needs.pages, self.flags)
+            self._llm = start(folder_of(target, plan.dtype, Path(folder)), plan.dtype, needs.pages, self.flags)
         self._inside = Inside(self._llm)
         self._clock = clock_of(device)
+        self._beside = not on_cpu
         self.flags["phases"] = "host clock" if on_cpu else "CUDA events"
         self.flags["copies"] = "in line" if on_cpu else "beside replay"
 
@@ -72,7 +73,7 @@ class VllmEngine:
             lookup=spent.lookup,
             copy=spent.copy,
             replay=spent.replay,
-            query=total - spent.lookup - spent.copy - spent.replay,
+            query=rest_of(total, spent.lookup, spent.copy, spent.replay, self._beside and ablation.overlap),
             matched=report.get("matched", 0),
             replayed=report.get("replayed", 0),
         )
@@ -98,8 +99,14 @@ class VllmEngine:
         return seconds, (out.kv_transfer_params or {}).get("tailreplay", {})
 
 
-def _prepare(kv_bytes: int) -> None:
-    """Set what vLLM reads when it is imported; what the caller's environment says stays."""
+def prepare(kv_bytes: int) -> None:
+    """Set what vLLM reads when it is imported, for an engine in this process; what the caller's environment says stays.
+
+    Raises
+    ------
+    TailReplayError
+        If vLLM is not installed.
+    """
     from tailreplay import torchvision_shim
     from tailreplay.engines.vllm.launch import environment
 
@@ -112,7 +119,8 @@ def _prepare(kv_bytes: int) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
-def _folder_of(target: Target, plan: TtftPlan, folder: Path) -> str:
+def folder_of(target: Target, dtype: str, folder: Path) -> str:
+    """Return the folder or hub id that vLLM loads: as named, or `folder`, where a shape's random weights are written to."""
     import torch
 
     from tailreplay.bench.shapes import random_model
@@ -120,11 +128,23 @@ def _folder_of(target: Target, plan: TtftPlan, folder: Path) -> str:
 
     if not target.is_shape:
         return model_path(target.source)
-    random_model(target.source, getattr(torch, plan.dtype)).save_pretrained(folder)
+    random_model(target.source, getattr(torch, dtype)).save_pretrained(folder)
     return str(folder)
 
 
-def _start(model: str, plan: TtftPlan, host_bytes: int, flags: dict[str, Any]) -> Any:
+def start(model: str, dtype: str, host_bytes: int, flags: dict[str, Any]) -> Any:
+    """Return a `vllm.LLM` with the connector.
+
+    Parameters
+    ----------
+    flags : dict
+        More arguments of it.
+
+    Raises
+    ------
+    TailReplayError
+        If vLLM does not take the model.
+    """
     from vllm import LLM
 
     from tailreplay.engines.vllm.launch import transfer_config
@@ -132,7 +152,7 @@ def _start(model: str, plan: TtftPlan, host_bytes: int, flags: dict[str, Any]) -
     try:
         return LLM(
             model,
-            dtype=plan.dtype,
+            dtype=dtype,
             skip_tokenizer_init=True,
             kv_transfer_config=transfer_config({"host_bytes": host_bytes, "min_match": 1}),
             **flags,
