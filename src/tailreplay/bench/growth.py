@@ -98,7 +98,8 @@ def curve(kind: Kind, rows: list[dict[str, Any]], arguments: argparse.Namespace)
         check = [_checked(growth, work(row), row) for row in rows if row["length"] > arguments.fit_to]
     whole = fitted(rows, work, beside)
     modelled = []
-    for length in arguments.lengths:
+    # Far below what was measured, a fixed part that was fitted to long prefixes means nothing.
+    for length in (length for length in arguments.lengths if 2 * length >= min(measured)):
         row = measured.get(length)
         counted = work(row) if row else work_of(costs, length, kind.query, kind.ratio)
         times = whole.predict(counted)
