@@ -121,7 +121,7 @@ def test_hard_cases(alpha: str, keys: str) -> None:
 @pytest.mark.parametrize("decay", [0.0005, 3.0])
 def test_one_token(decay: float, batch: int, dtype: torch.dtype) -> None:
     given = inputs(1, batch, decay, strength=2.0, dtype=dtype)
-    ours, theirs = errors(step_rule(refused), given), errors(LIBRARY_STEP, given)
+    ours, theirs = errors(step_rule(refused, least=0), given), errors(LIBRARY_STEP, given)
     for mine, its in zip(ours, theirs, strict=True):
         assert mine <= max(1.5 * its, 5e-7)
 
@@ -145,7 +145,7 @@ def test_continuation_equals_one_run() -> None:
 
 
 def test_inputs_are_left_alone() -> None:
-    for rule, tokens in ((chunk_rule(refused), 70), (step_rule(refused), 1)):
+    for rule, tokens in ((chunk_rule(refused), 70), (step_rule(refused, least=0), 1)):
         given = inputs(tokens)
         before = {name: value.clone() for name, value in given.items() if isinstance(value, torch.Tensor)}
         rule(**given)
@@ -199,8 +199,15 @@ def test_what_is_not_known_goes_to_the_library(change: dict[str, Any]) -> None:
 
 
 def test_several_tokens_are_no_step() -> None:
-    assert step_rule(lambda *_, **__: "the library's")(**inputs(2)) == "the library's"
-    assert step_rule(lambda *_, **__: "the library's")(**inputs(1, initial=False)) == "the library's"
+    step = step_rule(lambda *_, **__: "the library's", least=0)
+    assert step(**inputs(2)) == "the library's"
+    assert step(**inputs(1, initial=False)) == "the library's"
+
+
+def test_a_small_states_step_is_left_to_the_library() -> None:
+    given = inputs(1)
+    step = step_rule(lambda *_, **__: "the library's", least=given["initial_state"].numel() + 1)
+    assert step(**given) == "the library's"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -12,6 +12,8 @@ from tailreplay.engines.transformers.kernels.short_conv import causal_conv
 
 Function = Callable[..., Any]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# A step over a state of fewer elements costs what its calls cost, and the library's step makes no more of them.
+_LARGE_STATE = 1 << 16
 _ACTIVATIONS: dict[str | None, Function | None] = {
     None: None,
     "silu": torch.nn.functional.silu,
@@ -36,14 +38,15 @@ def chunk_rule(fallback: Function) -> Function:
     return rule
 
 
-def step_rule(fallback: Function) -> Function:
-    """Return a stand-in for ``torch_recurrent_gated_delta_rule``, for one token after a state."""
+def step_rule(fallback: Function, least: int = _LARGE_STATE) -> Function:
+    """Return a stand-in for ``torch_recurrent_gated_delta_rule``, for one token after a state of `least` elements."""
 
     def rule(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, **given: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         initial = given.get("initial_state")
-        if not _known_rule(query, key, value, g, beta, initial, given) or initial is None or key.shape[1] != 1:
+        known = _known_rule(query, key, value, g, beta, initial, given)
+        if not known or initial is None or initial.numel() < least or key.shape[1] != 1:
             result: tuple[torch.Tensor, torch.Tensor | None] = fallback(query, key, value, g=g, beta=beta, **given)
             return result
         query, key = _per_value_head(query, key, value)
