@@ -102,3 +102,15 @@ def test_a_request_that_was_not_in_the_batch_computed_nothing() -> None:
     forward(tap, 0, 64)
     made.collect([Rows("a", 0, 64, 0)], {})
     assert made.requests == 0
+
+
+def test_a_model_without_taps_stores_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """As when vLLM takes a compiled model from its cache that was saved without them: no forward writes them."""
+    made, _, tap = capture()
+    tap.fill_(torch.nan)
+    for step in range(2):
+        made.collect([Rows("a", step, 1, 0)], {"a": 0})
+    assert made.requests == 0
+    assert list(made.store([put(0, "a")])) == [(put(0, "a"), False)]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "compiled model that was saved without tailreplay" in said

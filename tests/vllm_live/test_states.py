@@ -217,27 +217,6 @@ def _namespace(stored: Engine) -> Any:
     return namespace_of(request, stored.deciding._model_now, stored.geometry)
 
 
-def test_a_model_without_taps_stores_nothing_and_says_so(stored: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when vLLM takes a compiled model from its cache that was saved without them."""
-    errors: list[Any] = []
-    monkeypatch.setattr(worker.log, "error", lambda *args: errors.append(args))
-    monkeypatch.setattr(stored.worker, "_taps_write", None)
-    pages = stored.deciding.catalog.pages
-    monkeypatch.setattr(stored.worker, "_check_taps", lambda row: _without_taps(stored.worker, row))
-    stored.run([7, 7, 7, *BASE[:900]], mode="off")
-    stored.run([5, 6, 7], mode="off", store=False)
-    assert stored.deciding.catalog.pages == pages
-    assert len(errors) == 1
-    assert "compiled model" in errors[0][0]
-
-
-def _without_taps(side: Any, row: int) -> bool:
-    """The check as it is where no forward has written the taps."""
-    for tap in side._model.taps:
-        tap[row].fill_(float("nan"))
-    return bool(type(side)._check_taps(side, row))
-
-
 def test_taps_are_buffers_of_the_model_that_vllm_profiles(stored: Engine) -> None:
     model = stored.worker._model
     buffers = {name: buffer for name, buffer in model.decoder.named_buffers() if name.endswith("tailreplay_tap")}
