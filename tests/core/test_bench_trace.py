@@ -292,10 +292,15 @@ def test_an_interrupted_run_prints_what_it_has(capsys: pytest.CaptureFixture[str
         os.kill(os.getpid(), signal.SIGINT)
 
     with serving(fails_after=11, failure="hang") as server:
+        # A process that was started in the background ignores the signal.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         watcher = threading.Thread(target=interrupt)
         watcher.start()
-        out = run_json(capsys, "--url", server.url, "--trace", "prompts", "--concurrency", "1", status=130)
-        watcher.join()
+        try:
+            out = run_json(capsys, "--url", server.url, "--trace", "prompts", "--concurrency", "1", status=130)
+        finally:
+            watcher.join()
+            signal.signal(signal.SIGINT, before)
     assert (out["requests"], out["errors"]) == (11, 0)
 
 
