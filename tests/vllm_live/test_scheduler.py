@@ -280,6 +280,30 @@ def test_a_request_that_waits_is_not_looked_up_anew_in_every_step(monkeypatch: p
     assert not looked_up
 
 
+def test_workers_forget_a_request_of_which_nothing_more_is_stored() -> None:
+    """It runs on, and what they held of it would stay in memory as long; unless it begins again before they hear of it."""
+    side = make()
+    blocks = (list(range(10, 15)), [3])
+    for name in ("first", "second"):
+        asked = request(name)
+        side.match(asked, 0)
+        side.allocated(asked, blocks, 0)
+    side.reset()
+    assert side.step(IDLE, lambda _: blocks).forgets == ["first", "second"]
+    assert side.step(IDLE, lambda _: blocks).forgets == []
+    serve(side, request("third"))
+    asked = request("fourth", [*IDS, 9, 9])
+    extra, _ = side.match(asked, 0)
+    side.allocated(asked, blocks, extra or 0)
+    side.reset()
+    side.update(
+        StepReport(), ("fourth",), ("fourth",)
+    )  # its load failed: it is computed, and stored, from its first token
+    meta = side.step(IDLE, lambda _: blocks)
+    assert meta.restarts == ["fourth"]
+    assert meta.forgets == ["first", "second"]
+
+
 def test_what_vllms_own_cache_gives_unseen_leaves_a_gap() -> None:
     side = make()
     asked = request("first")
