@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from tailreplay.pages import PageLayout
+    from tailreplay.tiers.anchor_arena import AnchorArena
     from tailreplay.tiers.base import Usage
     from tailreplay.tiers.host import HostArena
     from tailreplay.tiers.lower import LowerTiers
@@ -72,6 +73,7 @@ class PrefixCache:
         self._lock = threading.Lock()
         self._catalog: Catalog | None = None
         self._arena: HostArena | None = None
+        self._anchors: AnchorArena | None = None
         self._lower: LowerTiers | None = None
         self._damaged = 0
         self._leases: dict[int, ReplayPlan] = {}
@@ -92,6 +94,7 @@ class PrefixCache:
         CacheConfigError
             If the cache holds another layout, or less than a page fits.
         """
+        from tailreplay.tiers.anchor_arena import AnchorArena
         from tailreplay.tiers.host import HostArena
 
         with self._lock:
@@ -106,9 +109,16 @@ class PrefixCache:
                     f"Pages of {layout.page_size} tokens do not fit a cache of {self.page_size} a page."
                 )
             storage = self.storage
-            layout = layout.with_codecs(storage.host_codec, storage.host_kv_codec)
-            catalog = storage.catalog(self.page_size, self.host_bytes, layout.page_bytes, layout.hidden_bytes)
+            layout = layout.with_codecs(storage.host_codec, storage.host_kv_codec, storage.anchor_codec)
+            catalog = storage.catalog(
+                self.page_size,
+                self.host_bytes,
+                layout.page_bytes,
+                layout.hidden_bytes,
+                anchor_bytes=layout.anchor_bytes,
+            )
             arena = HostArena(layout, catalog.slots, catalog.hidden_slots, pin)
+            self._anchors = AnchorArena(layout.anchor, catalog.anchors.slots, pin)
             self._lower = storage.lower_tiers(catalog, arena, self._lock, label)
             self._arena, self._catalog = arena, catalog
 
@@ -157,13 +167,14 @@ class PrefixCache:
         """Return a reader of the plan's pages, valid until `release`."""
         if id(plan) not in self._leases or self._arena is None:
             raise RuntimeError(_RELEASED)
-        return PagesView(self._arena, plan)
+        return PagesView(self._arena, plan, self._anchors)
 
     def release(self, plan: ReplayPlan) -> None:
         """Unpin the plan's pages. A second call does nothing."""
         with self._lock:
             if self._leases.pop(id(plan), None) is not None:
                 self._tree.unpin(plan.pages)
+                self._tree.anchors.unpin(plan.anchor)
 
     def open(self, namespace: Namespace, plan: ReplayPlan | None = None) -> Chain:
         """Begin to store a sequence after the plan's last full page (or from its first token); ends with `close`."""
@@ -217,7 +228,7 @@ class PrefixCache:
             for part, tensor in zip(arena.layout.parts, [*flat, *hidden], strict=True):
                 part.check(tensor, len(tokens))
             with self._lock:
-                provenance = Provenance(provenance.depth, provenance.lossy or arena.layout.lossy)
+                provenance = provenance._replace(lossy=provenance.lossy or arena.layout.lossy)
                 admitted = writing.admit(self._tree, chain, ids, provenance, bool(hidden))
                 if chain.stopped:
                     self._refused[chain.stopped] += 1
@@ -235,6 +246,49 @@ class PrefixCache:
                     if admission.fill is not None and admission.page is not None:
                         self._lower.spill(admission.page, chain.namespace)
             return stored
+
+    @property
+    def saves_states(self) -> bool:
+        """Whether there is room for anchors."""
+        return self._catalog is not None and self._catalog.anchors.slots > 0
+
+    def save_states(
+        self, chain: Chain, tokens: TokenIds, states: Sequence[torch.Tensor], provenance: Provenance
+    ) -> bool:
+        """Keep the states of a sequence as an anchor, for replays that begin there. Returns whether they are stored.
+
+        They are not if no worse ones are there already, if there is no room, or if the chain has stopped.
+
+        Parameters
+        ----------
+        chain : Chain
+            Not changed.
+        tokens : sequence of int
+            The ids that follow ``chain.tokens``, up to the token after which the states are; at most a page of them.
+        states : sequence of torch.Tensor
+            One for each part of the layout's `anchor`.
+        provenance : Provenance
+            Of the states.
+        """
+        arena = self._anchors
+        if arena is None:
+            raise RuntimeError(_UNBOUND)
+        if chain.stopped:
+            return False
+        with self._lock:
+            lossy = provenance.lossy or any(part.lossy for part in arena.parts)
+            anchor = self._tree.anchors.offer(chain.page, token_bytes(tokens), provenance._replace(lossy=lossy))
+        if anchor is None:
+            return False
+        try:
+            arena.write(anchor.slot, states)
+        except BaseException:
+            with self._lock:
+                self._tree.anchors.abort(anchor)
+            raise
+        with self._lock:
+            self._tree.anchors.commit(anchor)
+        return True
 
     def fork(self, chain: Chain) -> Chain:
         """Return a second chain that goes on from where `chain` is; closed on its own."""
@@ -278,7 +332,7 @@ class PrefixCache:
             return CacheStats(
                 tree.pages,
                 tree.pinned,
-                tree.bytes_used,
+                tree.bytes_used + self._anchor_bytes(tree.anchors.used),
                 self.host_bytes,
                 tree.evictions,
                 dict(self._refused),
@@ -286,7 +340,13 @@ class PrefixCache:
                 self._damaged,
                 tree.slots * self.page_size,
                 self._lower.counts() if self._lower is not None else {},
+                tree.anchors.used,
+                tree.anchors.slots,
+                tree.anchors.evicted,
             )
+
+    def _anchor_bytes(self, count: int) -> int:
+        return count * sum(part.token_bytes for part in self._anchors.parts) if self._anchors is not None else 0
 
     @property
     def _tree(self) -> Catalog:
@@ -302,9 +362,10 @@ class PrefixCache:
         with self._lock:
             match = Match(0, (), "end")
             if reuse.mode != "off":
-                match = self._tree.match(ids, namespace, limit=count - 1, exact_only=reuse.mode == "exact")
+                match = self._tree.match(ids, namespace, limit=count - 1, terms=reuse.terms)
             plan = make_plan(match, count, reuse, topology, min_match=self.min_match, costs=costs)
             self._tree.pin(plan.pages, plan.tail_start)
+            self._tree.anchors.pin(plan.anchor)
             self._leases[id(plan)] = plan
             return plan
 
@@ -323,10 +384,11 @@ class PrefixCache:
         return better
 
     def _condemn_damaged(self, plan: ReplayPlan) -> bool:
-        """Let pages of `plan` whose bytes are not what was stored not be matched again. Whether there were any."""
-        arena = self._arena
+        """Let pages and the anchor of `plan` not be matched again if they are not what was stored. Whether any is not."""
+        arena, anchor = self._arena, plan.anchor
         if arena is None or not plan.pages:
             return False
+        lost = anchor is not None and self._anchors is not None and self._anchors.is_damaged(anchor.slot)
         tail = [page for page in plan.pages if plan.replayed and page.start + page.tokens > plan.tail_start]
         wrong = {page for page in plan.pages if arena.is_damaged(arena.layout.kv_parts, page.slot)}
         wrong |= {page for page in tail if arena.is_damaged(arena.layout.hidden, page.hidden_slot)}
@@ -334,7 +396,10 @@ class PrefixCache:
             self._damaged += len(wrong)
             for page in wrong:
                 self._tree.condemn(page)
-        return bool(wrong)
+            if lost and anchor is not None:
+                self._damaged += 1
+                self._tree.anchors.drop(anchor)
+        return bool(wrong) or lost
 
 
 def _may_be_longer(plan: ReplayPlan, reuse: Reuse) -> bool:

@@ -19,6 +19,10 @@ class CacheStats:
         Tokens that fit into host memory.
     moved : dict
         What went to and came from the tiers below (see `tailreplay.tiers.mover.Mover.counts`).
+    anchors, anchor_slots : int
+        Saved states that are there, and how many there is room for; their bytes are in `bytes_used`.
+    anchor_evictions : int
+        Saved states that made room for others.
     """
 
     pages: int
@@ -31,3 +35,6 @@ class CacheStats:
     damaged: int = 0
     tokens_limit: int = 0
     moved: dict[str, int] = field(default_factory=dict)
+    anchors: int = 0
+    anchor_slots: int = 0
+    anchor_evictions: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tailreplay.anchors import Anchors
 from tailreplay.decisions import Admission, Match
 from tailreplay.errors import CacheConfigError
 from tailreplay.events import PageEvents
@@ -15,7 +16,7 @@ from tailreplay.eviction import LeastRecentlyUsed, Policy
 from tailreplay.keys import TOKEN_BYTES, Namespace, page_key
 from tailreplay.matching import longest_match
 from tailreplay.page import Page, root_page
-from tailreplay.provenance import Provenance
+from tailreplay.provenance import ANY, Provenance, Terms
 from tailreplay.quotas import Quotas
 from tailreplay.room import Room
 from tailreplay.sizes import format_bytes
@@ -45,6 +46,8 @@ class Catalog:
         Which page goes first when room is needed; the least recently used if not given.
     quotas : Quotas, optional
         Limits and reserved shares by tenant.
+    anchors : Anchors, optional
+        Room for saved states, which is not part of `limit_bytes`; none if not given.
 
     Raises
     ------
@@ -63,6 +66,7 @@ class Catalog:
         hidden_share: float = 1.0,
         policy: Policy | None = None,
         quotas: Quotas | None = None,
+        anchors: Anchors | None = None,
     ) -> None:
         check_page_size(page_size)
         if limit_bytes < page_bytes:
@@ -76,6 +80,7 @@ class Catalog:
         self.quotas.check(limit_bytes, page_bytes)
         policy = policy if policy is not None else LeastRecentlyUsed()
         policy.sized(self.slots, page_size)
+        self.anchors = anchors if anchors is not None else Anchors(0)
         self._events = events
         self._pages: dict[bytes, Page] = {}
         self._roots: dict[bytes, Page] = {}
@@ -95,7 +100,7 @@ class Catalog:
 
     # ---- matching
 
-    def match(self, ids: bytes, namespace: Namespace, *, limit: int, exact_only: bool = False) -> Match:
+    def match(self, ids: bytes, namespace: Namespace, *, limit: int, terms: Terms = ANY) -> Match:
         """Find the longest resident prefix. Changes nothing: pin the result before anything else runs.
 
         Parameters
@@ -104,13 +109,13 @@ class Catalog:
             Prompt, from `tailreplay.keys.token_bytes`.
         limit : int
             Longest useful match (the prompt's length less one, so that a token is left to run).
-        exact_only : bool
-            Stop at the first page whose provenance is not exact.
+        terms : Terms
+            Stop at the first page that they do not take.
         """
         root = self._roots.get(namespace.digest)
         if root is None or limit <= 0:
             return Match(0, (), "end" if limit <= 0 else "unseen")
-        return longest_match(root, self._pages, self.page_size, ids, limit, exact_only)
+        return longest_match(root, self._pages, self.page_size, ids, limit, terms)
 
     def pin(self, pages: Iterable[Page], tail: int | None = None) -> None:
         """Protect `pages` from eviction and mark them as just used.
@@ -208,7 +213,7 @@ class Catalog:
             self._tick += 1
             page.last_used = page.hidden_used = self._tick
             page.ready, page.damaged = True, False
-            parent.siblings(page.provenance.is_exact).add(page)
+            parent.siblings(page.provenance).add(page)
             self._room.grown(page)
             if self._events is not None:
                 self._events.stored(page)
@@ -231,6 +236,7 @@ class Catalog:
         if self._events is not None:
             self._events.aborted(fill)
         del self._pages[fill.key]
+        self.anchors.page_gone(fill)
         self._pinned -= 1
         fill.parent.children -= 1
         self._settle(fill.parent)
@@ -239,7 +245,7 @@ class Catalog:
         """Note that a page's bytes are wrong: it is not matched any more, and goes, or is written again when it can be."""
         if page.ready and not page.is_root:
             assert page.parent is not None
-            page.parent.siblings(page.provenance.is_exact).discard(page)
+            page.parent.siblings(page.provenance).discard(page)
             page.ready, page.damaged = False, True
             self._settle(page)
 
@@ -296,6 +302,7 @@ class Catalog:
         if page.is_root:
             if not page.children and not page.pins:
                 self._roots.pop(page.key, None)
+                self.anchors.page_gone(page)
             return
         assert page.parent is not None
         # A partial page goes at once when a longer one holds its tokens: nothing is lost.
@@ -310,10 +317,11 @@ class Catalog:
         if self._events is not None:
             self._events.removed(page)
         if page.ready:
-            page.parent.siblings(page.provenance.is_exact).discard(page)
+            page.parent.siblings(page.provenance).discard(page)
         page.parent.children -= 1
         del self._pages[page.key]
         page.ready = page.damaged = False
+        self.anchors.page_gone(page)
         self._room.leave(page)
         self._settle(page.parent)
 

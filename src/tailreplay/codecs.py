@@ -21,6 +21,7 @@ import torch
 
 from tailreplay.codec_room import Room, blocks_of, rooms
 from tailreplay.errors import CacheConfigError
+from tailreplay.state_codecs import BFloat16, Int8Heads
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # Ratios of a block's largest magnitude to the largest code for which the scale below is a float16 that is not far off.
@@ -201,6 +202,7 @@ class _Float8(_Blocks):
 
 _KNOWN: dict[str, Codec] = {codec.name: codec for codec in (_Bytes(), _Int8(), _Float8())}
 CODECS = tuple(_KNOWN)
+_OF_STATES: dict[str, Codec] = {codec.name: codec for codec in (BFloat16(), Int8Heads())}
 
 
 def codec_of(name: str) -> Codec:
@@ -211,9 +213,10 @@ def codec_of(name: str) -> Codec:
     CacheConfigError
         If there is none.
     """
-    if name not in _KNOWN:
+    codec = _KNOWN.get(name) or _OF_STATES.get(name)
+    if codec is None:
         raise CacheConfigError(f"Unknown codec {name!r}; known are {', '.join(CODECS)}.")
-    return _KNOWN[name]
+    return codec
 
 
 def _check(codec: Codec, rows: torch.Tensor, coded: torch.Tensor) -> None:

@@ -80,7 +80,8 @@ class CostModel:
         """Operations of a hit: replay, then a prefill of what is left of a prompt of `tokens`."""
         return self.replay_flops(tails, skip) + self.prefill_flops(matched, tokens)
 
-    def hit_bytes(self, matched: int, tails: Sequence[int]) -> int:
-        """Bytes that a hit loads: keys and values of every matched token, hiddens of the tails."""
+    def hit_bytes(self, matched: int, tails: Sequence[int], anchor: bool = False) -> int:
+        """Bytes that a hit loads: keys and values of every matched token, hiddens of the tails, an anchor's states."""
         stored = [tail for group, tail in zip(self.topology.groups, tails, strict=True) if group.stores_hidden]
-        return matched * self.kv_bytes + sum(k * size for k, size in zip(stored, self.hidden_bytes, strict=True))
+        hiddens = sum(k * size for k, size in zip(stored, self.hidden_bytes, strict=True))
+        return matched * self.kv_bytes + hiddens + anchor * self.state_bytes

@@ -1,19 +1,21 @@
-"""How far a match can be used when some of its pages have lost their hiddens."""
+"""How far a match can be used, and what its replay begins with, when some pages have lost their hiddens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tailreplay.anchor import Anchor
 from tailreplay.budget import Budget
 from tailreplay.decisions import Match
 from tailreplay.modes import Reuse
+from tailreplay.provenance import EXACT, Provenance, Start
 from tailreplay.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """What of a match the hiddens suffice for.
+    """What of a match the hiddens and anchors suffice for.
 
     Attributes
     ----------
@@ -21,31 +23,87 @@ class Covered:
         Length m; 0 if they suffice for nothing.
     tails : tuple of int
         k of each group.
+    start : Start
+        What the replay begins with.
+    anchor : Anchor or None
+        Whose states it begins with; None for zero states.
     short_tail : bool
         Whether some tail is shorter than the budget asked for.
     """
 
     tokens: int
     tails: tuple[int, ...]
+    start: Start = Start.ZERO
+    anchor: Anchor | None = None
     short_tail: bool = False
 
 
 def covered_match(match: Match, reuse: Reuse, topology: Topology) -> Covered:
-    """Return the longest part of `match` whose tail can be replayed.
+    """Return the longest part of `match` whose states can be rebuilt, in the cheapest way that the mode allows.
 
     In "replay" mode a tail of at least half its length will do; exact mode takes whole ones only, since a shorter one
-    would not be exact. Reads the pages' `has_hidden` only.
+    would not be exact. Either prefers a saved state that is near enough. Reads the pages' `has_hidden` only.
     """
-    assert reuse.budget is not None
-    for end, start in _candidates(match):
-        tails = _tails(reuse.budget, end, topology)
-        needed = max((k for k, group in zip(tails, topology.groups, strict=True) if group.stores_hidden), default=0)
-        if needed <= end - start:
-            return Covered(end, _lengthened(tails, end - start, reuse, topology))
-        if reuse.mode == "replay" and needed <= 2 * (end - start):
-            # The embedding group reads token ids, but states of one length are easier to reason about than of two.
-            return Covered(end, tuple(min(k, end - start) for k in tails), short_tail=True)
+    usable = [anchor for anchor in match.anchors if reuse.terms.take(anchor.provenance)] if reuse.anchors else []
+    for end, start in _candidates(match, usable):
+        covered = _covered(match, end, start, usable, reuse, topology)
+        if covered is not None:
+            return covered
     return Covered(0, (0,) * len(topology.groups))
+
+
+def _covered(
+    match: Match, end: int, start: int, anchors: Sequence[Anchor], reuse: Reuse, topology: Topology
+) -> Covered | None:
+    """Return how a hit of `end` tokens can be had whose hiddens are there from token `start` on; None if it cannot."""
+    assert reuse.budget is not None
+    tails = _tails(reuse.budget, end, topology)
+    needed = max((k for k, group in zip(tails, topology.groups, strict=True) if group.stores_hidden), default=0)
+    worst = _worst(match, end)
+    near = _nearest(anchors, end, worst)
+    if near is not None and near.position >= start and end - near.position <= max(tails, default=0):
+        return Covered(end, _since(near, end, topology), Start.COMPLETE, near)
+    if needed <= end - start:
+        lengthened = _lengthened(tails, end - start, reuse, topology)
+        return _begun(Covered(end, lengthened), anchors, worst, reuse, topology)
+    if reuse.mode == "replay" and needed <= 2 * (end - start):
+        # The embedding group reads token ids, but states of one length are easier to reason about than of two.
+        shorter = Covered(end, tuple(min(k, end - start) for k in tails), short_tail=True)
+        return _begun(shorter, anchors, worst, reuse, topology)
+    return None
+
+
+def _begun(
+    covered: Covered, anchors: Sequence[Anchor], worst: Provenance, reuse: Reuse, topology: Topology
+) -> Covered:
+    """Say what tails begin with that no anchor shortens."""
+    m = covered.tokens
+    fields = [min(m, group.receptive_field or m) for group in topology.groups]
+    if all(k >= field for k, field in zip(covered.tails, fields, strict=True)):
+        return Covered(m, covered.tails, Start.COMPLETE, None, covered.short_tail)
+    stale = _nearest(anchors, m - max(covered.tails), worst) if reuse.start == "carried" else None
+    start = Start.ZERO if stale is None else Start.CARRIED
+    return Covered(m, covered.tails, start, stale, covered.short_tail)
+
+
+def _since(anchor: Anchor, end: int, topology: Topology) -> tuple[int, ...]:
+    gap = end - anchor.position
+    return tuple(gap if group.receptive_field is None else min(gap, group.receptive_field) for group in topology.groups)
+
+
+def _worst(match: Match, end: int) -> Provenance:
+    found = EXACT
+    for page in match.pages:
+        if page.start < end:
+            found = found.worst(page.provenance)
+    return found
+
+
+def _nearest(anchors: Sequence[Anchor], end: int, worst: Provenance) -> Anchor | None:
+    """Return the last anchor up to `end`; one that makes nothing worse than the pages are goes before others."""
+    before = [anchor for anchor in anchors if anchor.position <= end]
+    harmless = (anchor for anchor in reversed(before) if anchor.provenance.worst(worst) == worst)
+    return next(harmless, before[-1] if before else None)
 
 
 def _lengthened(tails: tuple[int, ...], room: int, reuse: Reuse, topology: Topology) -> tuple[int, ...]:
@@ -58,15 +116,20 @@ def _lengthened(tails: tuple[int, ...], room: int, reuse: Reuse, topology: Topol
     )
 
 
-def _candidates(match: Match) -> Iterator[tuple[int, int]]:
+def _candidates(match: Match, anchors: Sequence[Anchor]) -> Iterator[tuple[int, int]]:
     """Yield (m, first token from which on all hiddens up to m are there), longest first."""
     end = start = match.tokens
+    waiting = [anchor.position for anchor in anchors]
     for page in reversed(match.pages):
         if page.has_hidden:
             start = page.start
             continue
         # A run of hiddens ends here. Within a run the longest m is best: its tail grows slower than what covers it.
         yield end, start
+        while waiting and waiting[-1] > page.start:
+            position = waiting.pop()
+            if position < start:
+                yield position, position  # nothing need be replayed
         end = start = page.start
     yield end, start
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tailreplay.anchor import Anchor
 from tailreplay.page import Page
 
 
@@ -19,13 +20,16 @@ class Match:
         ``ceil(m / page_size)`` pages, in order.
     stop : str
         Why it went no further: "end" (nothing left to match), "unseen" (the cache holds nothing after it), "diverged"
-        (what it holds continues with other tokens), "approximate" (exact mode met a page that is not exact) or "no_hiddens"
-        (there is more, but not the hiddens that a replay from there needs).
+        (what it holds continues with other tokens), "approximate" (it met a page that is less exact than asked for) or
+        "no_hiddens" (there is more, but not the hiddens that a replay from there needs).
+    anchors : tuple of Anchor
+        States saved at tokens up to m, in ascending order, of any provenance.
     """
 
     tokens: int
     pages: tuple[Page, ...]
     stop: str
+    anchors: tuple[Anchor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

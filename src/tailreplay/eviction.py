@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tailreplay.page import Page
 from tailreplay.quotas import Shares
@@ -32,6 +32,19 @@ class Policy(Protocol):
         ...
 
 
+class Evictable(Protocol):
+    """What may have to go."""
+
+    @property
+    def tenant(self) -> bytes: ...
+
+    @property
+    def order(self) -> int: ...
+
+
+E = TypeVar("E", bound=Evictable)
+
+
 class LeastRecentlyUsed:
     """The page that was matched longest ago goes first."""
 
@@ -44,7 +57,7 @@ class LeastRecentlyUsed:
         return page.last_used
 
 
-class Victims:
+class Victims(Generic[E]):
     """Pages that may go, lowest rank first; ties by age, so that the order is the same in every run.
 
     Heaps with lazy deletion: a page is pushed each time it becomes free to go, and entries that no longer say the truth are
@@ -61,16 +74,16 @@ class Victims:
         Who may push out whose.
     """
 
-    def __init__(self, rank: Callable[[Page], float], is_free: Callable[[Page], bool], shares: Shares) -> None:
+    def __init__(self, rank: Callable[[E], float], is_free: Callable[[E], bool], shares: Shares) -> None:
         self._rank = rank
         self._is_free = is_free
         self._shares = shares
         # All tenants without a share of their own are in one heap.
         self._named = shares.named
-        self._heaps: dict[bytes | None, list[tuple[float, int, Page]]] = {}
+        self._heaps: dict[bytes | None, list[tuple[float, int, E]]] = {}
         self._floors: dict[bytes | None, int] = {}
 
-    def push(self, page: Page) -> None:
+    def push(self, page: E) -> None:
         """Note that `page` has become free to go."""
         name = page.tenant if page.tenant in self._named else None
         heap = self._heaps.setdefault(name, [])
@@ -78,7 +91,7 @@ class Victims:
         if len(heap) > self._floors.get(name, _FEW):
             self._compact(name)
 
-    def pop(self, tenant: bytes | None = None, own: bool = False) -> Page | None:
+    def pop(self, tenant: bytes | None = None, own: bool = False) -> E | None:
         """Return the next page to go and forget it here; None if there is none.
 
         Parameters
@@ -89,7 +102,7 @@ class Victims:
             Take the tenant's own pages only.
         """
         best: bytes | None = None
-        first: tuple[float, int, Page] | None = None
+        first: tuple[float, int, E] | None = None
         for name in self._heaps:
             if tenant is not None and not self._may_take(tenant, name, own):
                 continue
@@ -106,13 +119,13 @@ class Victims:
             return name == tenant
         return name is None or self._shares.may_take(tenant, name)
 
-    def _head(self, name: bytes | None) -> tuple[float, int, Page] | None:
+    def _head(self, name: bytes | None) -> tuple[float, int, E] | None:
         heap = self._heaps[name]
         while heap and not self._is_current(heap[0]):
             heapq.heappop(heap)
         return heap[0] if heap else None
 
-    def _is_current(self, entry: tuple[float, int, Page]) -> bool:
+    def _is_current(self, entry: tuple[float, int, E]) -> bool:
         return self._is_free(entry[2]) and self._rank(entry[2]) == entry[0]
 
     def _compact(self, name: bytes | None) -> None:

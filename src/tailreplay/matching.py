@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tailreplay.anchors import along
 from tailreplay.decisions import Match
 from tailreplay.keys import TOKEN_BYTES, page_key
 from tailreplay.page import Page
+from tailreplay.provenance import ANY, Terms
 
 
 def longest_match(
-    root: Page, pages: Mapping[bytes, Page], page_size: int, ids: bytes, limit: int, exact_only: bool
+    root: Page, pages: Mapping[bytes, Page], page_size: int, ids: bytes, limit: int, terms: Terms
 ) -> Match:
     """Return the longest resident prefix of `ids`, at most `limit` tokens. Changes nothing.
 
@@ -22,8 +24,8 @@ def longest_match(
         Every page by key.
     ids : bytes
         Prompt, from `tailreplay.keys.token_bytes`.
-    exact_only : bool
-        Stop at the first page whose provenance is not exact.
+    terms : Terms
+        Stop at the first page that they do not take.
     """
     node, digest, step = root, root.key, page_size * TOKEN_BYTES
     path: list[Page] = []
@@ -32,7 +34,7 @@ def longest_match(
         part = ids[at : at + step]
         page = pages.get(page_key(node.key, digest, part))
         # The ids are compared again, so that a hash collision can never serve another prompt's page.
-        if page is None or not page.ready or page.ids != part or (exact_only and not page.provenance.is_exact):
+        if page is None or not page.ready or page.ids != part or not terms.take(page.provenance):
             break
         path.append(page)
         node, at = page, at + step
@@ -40,18 +42,19 @@ def longest_match(
     stop = "end"
     if tokens < limit:
         rest = ids[at : at + step]
-        last, common = node.longest_child(rest, exact_only)
+        last, common = node.longest_child(rest, terms)
         if last is not None:
             path.append(last)
             tokens += common
         if tokens < limit:
-            stop = _why_no_more(node, rest, common, exact_only)
+            stop = _why_no_more(node, rest, common, terms)
     tokens = min(tokens, limit)
-    return Match(tokens, tuple(path[: -(-tokens // page_size)]), stop)
+    path = path[: -(-tokens // page_size)]
+    return Match(tokens, tuple(path), stop, along(path, tokens, ids, page_size))
 
 
-def _why_no_more(node: Page, rest: bytes, common: int, exact_only: bool) -> str:
+def _why_no_more(node: Page, rest: bytes, common: int, terms: Terms) -> str:
     """Say why a match ends `common` tokens into `rest`, what follows `node` (see `Match.stop`)."""
-    if exact_only and node.longest_child(rest, exact_only=False)[1] > common:
+    if terms != ANY and node.longest_child(rest, ANY)[1] > common:
         return "approximate"
     return "diverged" if node.continues(rest[: common * TOKEN_BYTES]) else "unseen"

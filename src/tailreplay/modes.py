@@ -7,9 +7,12 @@ from typing import Any, Literal, get_args
 
 from tailreplay.budget import Budget, Exact, Ratio, Zero
 from tailreplay.errors import InvalidRequestError
+from tailreplay.provenance import ONLY_EXACT, Terms
 
 Mode = Literal["replay", "exact", "zero", "off"]
+Starts = Literal["zero", "anchor", "carried"]
 DEFAULT_RATIO = 0.05
+DEFAULT_START: Starts = "carried"
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,29 @@ class Reuse:
     buckets : tuple of int
         Tail lengths that the engine is quick at, in ascending order: in "replay" mode a tail is lengthened to the next of
         them where the match and its hiddens reach that far. None by default. More tokens only make the states better.
+    start : {"zero", "anchor", "carried"}
+        What a tail of "replay" begins with: zero states, as in the paper; the states of an anchor that is no farther away
+        than the budget allows to replay (then nothing is neglected), else zero; or, where none is so near, those of the
+        last one before the tail, stale as they are.
+    depth : int or None
+        Pages behind which more approximate replays lie than this are not matched; None for any number.
     """
 
     mode: Mode
     budget: Budget | None
     buckets: tuple[int, ...] = ()
+    start: Starts = DEFAULT_START
+    depth: int | None = None
+
+    @property
+    def terms(self) -> Terms:
+        """Which pages and anchors it takes."""
+        return ONLY_EXACT if self.mode == "exact" else Terms(self.depth)
+
+    @property
+    def anchors(self) -> bool:
+        """Whether saved states are of use."""
+        return self.mode == "exact" or (self.mode == "replay" and self.start != "zero")
 
     @property
     def ratio(self) -> float | None:
@@ -38,7 +59,13 @@ class Reuse:
         return self.budget.r if isinstance(self.budget, Ratio) else None
 
 
-def parse_reuse(mode: Any = "replay", ratio: Any = None, min_tokens: int = 64) -> Reuse:
+def parse_reuse(
+    mode: Any = "replay",
+    ratio: Any = None,
+    min_tokens: int = 64,
+    start: Any = None,
+    reuse_approximate: Any = None,
+) -> Reuse:
     """Build a `Reuse` from a request's own words.
 
     Parameters
@@ -49,21 +76,51 @@ def parse_reuse(mode: Any = "replay", ratio: Any = None, min_tokens: int = 64) -
         Share of the prefix to replay, for "replay" only; 0.05 if not given.
     min_tokens : int
         Shortest tail of "replay".
+    start : {"zero", "anchor", "carried"}, optional
+        What the tail of "replay" begins with; "carried" if not given.
+    reuse_approximate : "always", "never" or int, optional
+        Behind how many approximate replays a page may lie; any number if not given. Exact mode takes none.
 
     Raises
     ------
     InvalidRequestError
-        If the mode is unknown, the ratio is outside (0, 1], or a ratio is given with another mode.
+        If a value is unknown or outside its range, or a ratio or start is given with another mode.
     """
     if mode not in get_args(Mode):
         raise InvalidRequestError(f"The reuse mode must be one of {', '.join(get_args(Mode))}, got {mode!r}.", "mode")
+    depth = parse_depth(reuse_approximate)
     if mode == "replay":
-        return Reuse("replay", Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens))
-    if ratio is not None:
-        raise InvalidRequestError(f"A ratio goes with mode 'replay' only, not with {mode!r}.", "ratio")
+        chosen = DEFAULT_START if start is None else start
+        if chosen not in get_args(Starts):
+            raise InvalidRequestError(f"The start must be one of {', '.join(get_args(Starts))}, got {start!r}.", "start")
+        return Reuse(
+            "replay", Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens), start=chosen, depth=depth
+        )
+    for name, value in (("ratio", ratio), ("start", start)):
+        if value is not None:
+            raise InvalidRequestError(f"A {name} goes with mode 'replay' only, not with {mode!r}.", name)
     if mode == "exact":
         return Reuse("exact", Exact())
-    return Reuse("zero", Zero()) if mode == "zero" else Reuse("off", None)
+    return Reuse("zero", Zero(), depth=depth) if mode == "zero" else Reuse("off", None)
+
+
+def parse_depth(given: Any) -> int | None:
+    """Return behind how many approximate replays a page may lie to be matched: None for "always", 0 for "never".
+
+    Raises
+    ------
+    InvalidRequestError
+        If it is neither of those nor a whole number.
+    """
+    if given is None or given == "always":
+        return None
+    if given == "never":
+        return 0
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise InvalidRequestError(
+            f"reuse_approximate must be 'always', 'never' or a number of replays, got {given!r}.", "reuse_approximate"
+        )
+    return given
 
 
 def parse_replay(replay: Any, min_tokens: int = 64) -> Reuse:
@@ -73,3 +130,18 @@ def parse_replay(replay: Any, min_tokens: int = 64) -> Reuse:
     if isinstance(replay, str):
         return parse_reuse(replay, min_tokens=min_tokens)
     return parse_reuse("replay", replay, min_tokens)
+
+
+def check_interval(given: Any) -> int:
+    """Return `given`, how many tokens lie between anchors at most (0: no limit).
+
+    Raises
+    ------
+    InvalidRequestError
+        If it is not a multiple of 16, or negative.
+    """
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0 or given % 16:
+        raise InvalidRequestError(
+            f"anchor_interval must be a multiple of 16 tokens, or 0 for none, got {given!r}.", "anchor_interval"
+        )
+    return given

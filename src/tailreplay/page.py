@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from tailreplay.anchor import Anchor
 from tailreplay.keys import TOKEN_BYTES
-from tailreplay.provenance import EXACT, Provenance
+from tailreplay.provenance import ANY, EXACT, ONLY_EXACT, Provenance, Terms
 from tailreplay.siblings import Siblings
 
 
@@ -38,13 +41,15 @@ class Page:
         Pages after it, admitted ones included. A page with children is never evicted.
     ready : bool
         False between admission and commit: the bytes are still being written.
+    anchors : Siblings of Anchor or None
+        States saved after tokens that follow this page (and after which children of it go on).
     damaged : bool
         Whether the bytes were found to be wrong: never matched until they are written again, though it keeps its place.
     """
 
     __slots__ = (
-        "_exact", "_inexact", "children", "damaged", "hidden_read", "hidden_slot", "hidden_used", "ids", "key", "last_used",
-        "order", "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
+        "_exact", "_inexact", "anchors", "children", "damaged", "hidden_read", "hidden_slot", "hidden_used", "ids", "key",
+        "last_used", "order", "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -73,9 +78,10 @@ class Page:
         self.children = 0
         self.ready = False
         self.damaged = False
+        self.anchors: Siblings[Anchor] | None = None
         # Made when the first child comes: most pages are leaves or have one child.
         self._exact: Siblings[Page] | None = None
-        self._inexact: Siblings[Page] | None = None
+        self._inexact: dict[Provenance, Siblings[Page]] | None = None
 
     @property
     def tokens(self) -> int:
@@ -102,41 +108,52 @@ class Page:
         """Whether nothing needs its hiddens just now; unlike the page itself, they may go from amid a sequence."""
         return self.ready and self.pins == 0 and self.hidden_slot >= 0
 
-    def siblings(self, exact: bool) -> Siblings[Page]:
-        """Return the ready children of exact (or of any other) provenance, to read or to change."""
-        if exact:
+    def siblings(self, provenance: Provenance) -> Siblings[Page]:
+        """Return the ready children of this provenance, to read or to change."""
+        if provenance.is_exact:
             if self._exact is None:
                 self._exact = Siblings()
             return self._exact
         if self._inexact is None:
-            self._inexact = Siblings()
-        return self._inexact
+            self._inexact = {}
+        return self._inexact.setdefault(provenance, Siblings())
 
-    def longest_child(self, ids: bytes, exact_only: bool) -> tuple[Page | None, int]:
-        """Return the ready child that shares most leading tokens with `ids`, and how many; exact ones win a tie."""
+    def longest_child(self, ids: bytes, terms: Terms) -> tuple[Page | None, int]:
+        """Return the ready child that shares most leading tokens with `ids`, and how many; the best origin wins a tie."""
         best: tuple[Page | None, int] = (None, 0)
-        for siblings in (self._exact, None if exact_only else self._inexact):
-            if siblings:
-                found = siblings.longest(ids)
-                if found[1] > best[1]:
-                    best = found
+        for siblings in self._children(terms):
+            found = siblings.longest(ids)
+            if found[1] > best[1]:
+                best = found
         return best
 
     def continues(self, ids: bytes) -> bool:
         """Whether a ready child begins with `ids` and goes on."""
-        return any(True for siblings in (self._exact, self._inexact) if siblings for _ in siblings.continuing(ids))
+        return any(True for siblings in self._children(ANY) for _ in siblings.continuing(ids))
+
+    def holds(self, ids: bytes) -> bool:
+        """Whether a ready child begins with `ids`."""
+        return any(siblings.holds(ids) for siblings in self._children(ANY))
 
     def covers(self, ids: bytes, provenance: Provenance) -> bool:
         """Whether a ready child begins with `ids`, goes on, and is no worse than `provenance`."""
-        for siblings in (self._exact, None if provenance.is_exact else self._inexact):
-            if siblings and any(child.provenance <= provenance for child in siblings.continuing(ids)):
+        for siblings in self._children(ONLY_EXACT if provenance.is_exact else ANY):
+            if any(child.provenance <= provenance for child in siblings.continuing(ids)):
                 return True
         return False
 
     def prefixes_of(self, ids: bytes) -> list[Page]:
         """Return the ready children whose tokens are a proper prefix of `ids`."""
-        both = (self._exact, self._inexact)
-        return [shorter for siblings in both if siblings for shorter in siblings.prefixes_of(ids)]
+        return [shorter for siblings in self._children(ANY) for shorter in siblings.prefixes_of(ids)]
+
+    def _children(self, terms: Terms) -> Iterator[Siblings[Page]]:
+        """Yield the ready children that `terms` take, by provenance, best first."""
+        if self._exact:
+            yield self._exact
+        if self._inexact:
+            for provenance in sorted(self._inexact):
+                if self._inexact[provenance] and terms.take(provenance):
+                    yield self._inexact[provenance]
 
 
 def root_page(key: bytes, order: int, tenant: bytes) -> Page:

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from tailreplay.errors import TailReplayError
 from tailreplay.keys import TOKEN_BYTES
-from tailreplay.provenance import Provenance
+from tailreplay.provenance import Provenance, Start
 
 MAGIC = b"TRPG"
 VERSION = 1
@@ -124,7 +124,7 @@ def pack_header(header: PageHeader) -> bytes:
         "namespace": header.namespace.hex(),
         "tenant": header.tenant.hex(),
         "start": header.start,
-        "provenance": list(header.provenance),
+        "provenance": _provenance(header.provenance),
         "rank": header.rank,
         "label": header.label,
         "created": round(header.created, 3),
@@ -166,7 +166,7 @@ def unpack_header(data: bytes | memoryview) -> PageHeader:
 
 
 def _header(text: dict[str, Any], ids: bytes) -> PageHeader:
-    depth, lossy = text["provenance"]
+    depth, lossy, *start = text["provenance"]
     parts = {
         str(part_name): PartEntry(
             tuple(_tensor(name, tuple(shape), *rest) for name, shape, *rest in part["tensors"]),
@@ -182,12 +182,22 @@ def _header(text: dict[str, Any], ids: bytes) -> PageHeader:
         tenant=bytes.fromhex(text["tenant"]),
         start=int(text["start"]),
         ids=ids,
-        provenance=Provenance(int(depth), bool(lossy)),
+        provenance=Provenance(int(depth), bool(lossy), Start(*start) if start else _start_of(int(depth))),
         parts=parts,
         rank=str(text["rank"]),
         label=str(text["label"]),
         created=float(text["created"]),
     )
+
+
+def _provenance(provenance: Provenance) -> list[int | bool]:
+    """What older releases read, where that says it all: they began from nothing but zero states."""
+    depth, lossy, start = provenance
+    return [depth, lossy] if start == _start_of(depth) else [depth, lossy, int(start)]
+
+
+def _start_of(depth: int) -> Start:
+    return Start.ZERO if depth else Start.COMPLETE
 
 
 @lru_cache(4096, typed=True)

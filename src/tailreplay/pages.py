@@ -73,11 +73,14 @@ class PageLayout:
         where only the engine's kernels know how they lie.
     hidden : tuple of PartSpec
         Hiddens, one per stored group, in group order.
+    anchor : tuple of PartSpec
+        Tensors of a saved state, each of its whole shape: not part of any page, nor of what names the layout.
     """
 
     page_size: int
     kv: tuple[tuple[PartSpec, ...], ...]
     hidden: tuple[PartSpec, ...]
+    anchor: tuple[PartSpec, ...] = ()
 
     @property
     def kv_parts(self) -> tuple[PartSpec, ...]:
@@ -110,11 +113,16 @@ class PageLayout:
         return self.page_size * self.kv_bytes_per_token + self.hidden_bytes
 
     @property
+    def anchor_bytes(self) -> int:
+        """Bytes of one saved state."""
+        return sum(part.token_bytes for part in self.anchor)
+
+    @property
     def lossy(self) -> bool:
         """Whether host memory holds other numbers than the engine computed."""
         return any(part.lossy for part in self.parts)
 
-    def with_codecs(self, hidden: str = "none", kv: str = "none") -> PageLayout:
+    def with_codecs(self, hidden: str = "none", kv: str = "none", anchor: str = "none") -> PageLayout:
         """Return the same parts, held in these codecs.
 
         Raises
@@ -126,6 +134,7 @@ class PageLayout:
             self.page_size,
             tuple(tuple(replace(part, codec=kv) for part in pair) for pair in self.kv),
             tuple(replace(part, codec=hidden) for part in self.hidden),
+            tuple(replace(part, codec=state_codec(part, anchor)) for part in self.anchor),
         )
         _ = layout.page_bytes
         return layout
@@ -136,3 +145,10 @@ class PageLayout:
         text = ";".join(f"{part.name}:{part.shape}:{part.dtype}" for part in self.parts)
         digest: str = blake3(f"{self.page_size};{text}".encode()).hexdigest()
         return digest
+
+
+def state_codec(part: PartSpec, wanted: str) -> str:
+    """Return the codec of one tensor of a saved state: only recurrent ones, by head, are worth one."""
+    if wanted == "none" or len(part.shape) < 3 or part.dtype.itemsize < 4:
+        return "none"
+    return {"int8": "int8_heads"}.get(wanted, wanted)

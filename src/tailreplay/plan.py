@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tailreplay.anchor import Anchor
 from tailreplay.costs import CostModel
 from tailreplay.coverage import covered_match
 from tailreplay.decisions import Match
 from tailreplay.modes import Mode, Reuse
 from tailreplay.page import Page
-from tailreplay.provenance import EXACT, Provenance
+from tailreplay.provenance import EXACT, Provenance, Start
 from tailreplay.topology import Topology
 
 
@@ -49,6 +50,10 @@ class ReplayPlan:
         Whether fewer tokens are replayed than asked for, since the hiddens of the others are gone.
     estimate : Estimate or None
         None where the engine gave no cost model.
+    start : Start
+        What the replay begins with.
+    anchor : Anchor or None
+        Whose states it begins with; None for zero states. Pinned as the pages are.
     """
 
     tokens: int
@@ -63,6 +68,8 @@ class ReplayPlan:
     stop: str
     estimate: Estimate | None = None
     short_tail: bool = False
+    start: Start = Start.COMPLETE
+    anchor: Anchor | None = None
 
     @property
     def replayed(self) -> int:
@@ -95,13 +102,14 @@ def make_plan(
         return _miss(match, tokens, reuse, topology, "no_hiddens")
     m, tails = covered.tokens, covered.tails
     pages = tuple(page for page in match.pages if page.start < m)
-    complete = all(k >= min(m, group.receptive_field or m) for k, group in zip(tails, topology.groups, strict=True))
-    depth = max(page.provenance.depth for page in pages) + (not complete)
-    provenance = Provenance(depth, any(page.provenance.lossy for page in pages))
+    behind = covered.anchor.provenance if covered.anchor is not None else EXACT
+    for page in pages:
+        behind = behind.worst(page.provenance)
+    provenance = behind.after(covered.start)
     estimate = None
     if costs is not None:
         estimate = Estimate(
-            bytes=costs.hit_bytes(m, tails),
+            bytes=costs.hit_bytes(m, tails, covered.anchor is not None),
             replay_flops=costs.replay_flops(tails),
             hit_flops=costs.hit_flops(m, tokens, tails),
             full_flops=costs.prefill_flops(0, tokens),
@@ -119,6 +127,8 @@ def make_plan(
         match.stop if m == match.tokens else "no_hiddens",
         estimate,
         covered.short_tail,
+        covered.start,
+        covered.anchor,
     )
 
 
@@ -138,6 +148,8 @@ def without_reuse(plan: ReplayPlan, reason: str) -> ReplayPlan:
         provenance=EXACT,
         miss_reason=reason,
         estimate=None,
+        start=Start.COMPLETE,
+        anchor=None,
     )
 
 

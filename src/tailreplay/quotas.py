@@ -45,6 +45,22 @@ class Quotas:
                     f"({format_bytes(self.reserved[tenant])}): raise the limit or lower the share."
                 )
 
+    def part(self, size: int, whole: int) -> Quotas:
+        """Return the same for a part of `size` bytes of a store of `whole` bytes."""
+        if size == whole:
+            return self
+        return Quotas(
+            {tenant: share * size // whole for tenant, share in self.reserved.items()},
+            {tenant: most * size // whole for tenant, most in self.limits.items()},
+        )
+
+    def shares(self, slots: int, total: int) -> Shares:
+        """Return the shares of a pool of `slots` in a store of `total` bytes: of each tenant the same part as of the store."""
+        return Shares(
+            {tenant: size * slots // total for tenant, size in self.reserved.items()},
+            {tenant: size * slots // total for tenant, size in self.limits.items()},
+        )
+
     def divide(self, slots: int, hidden_slots: int, kv_bytes: int, hidden_bytes: int) -> tuple[Shares, Shares]:
         """Return the shares of each of two pools, in slots: of keys and values, and of hiddens.
 

@@ -37,6 +37,16 @@ class Siblings(list[T]):
             at += 1
         del self[at]
 
+    def same(self, ids: bytes) -> T | None:
+        """Return the page of just these tokens, if it is here."""
+        at = self._position(ids)
+        return self[at] if at < len(self) and self[at].ids == ids else None
+
+    def holds(self, ids: bytes) -> bool:
+        """Whether some page begins with `ids`."""
+        at = self._position(ids)
+        return at < len(self) and self[at].ids.startswith(ids)
+
     def longest(self, ids: bytes) -> tuple[T | None, int]:
         """Return the page that shares most leading tokens with `ids`, and how many; (None, 0) if none does."""
         best: T | None = None

@@ -61,7 +61,7 @@ class StandIns:
             return
         assert present.parent is not None
         if present.ready:
-            present.parent.siblings(present.provenance.is_exact).discard(present)
+            present.parent.siblings(present.provenance).discard(present)
         if adds:
             present.provenance = present.provenance.worst(fill.provenance)
         else:
@@ -71,4 +71,4 @@ class StandIns:
         present.hidden_used = tick
         present.hidden_read = present.hidden_read or adds
         present.ready, present.damaged = True, False
-        present.parent.siblings(present.provenance.is_exact).add(present)
+        present.parent.siblings(present.provenance).add(present)

@@ -9,7 +9,7 @@ from tailreplay.catalog import Catalog
 from tailreplay.decisions import Admission, Match
 from tailreplay.keys import token_bytes
 from tailreplay.page import Page
-from tailreplay.provenance import EXACT
+from tailreplay.provenance import ANY, EXACT, ONLY_EXACT
 from tests.core.catalog_model import NAMESPACES, PAGE_BYTES, PAGE_SIZE
 
 NAMESPACE = NAMESPACES[0]
@@ -41,7 +41,7 @@ def store(catalog: Catalog, parent: Page, tokens: list[int], provenance: Provena
 
 
 def find(catalog: Catalog, tokens: list[int], exact_only: bool = False) -> Match:
-    return catalog.match(token_bytes(tokens), NAMESPACE, limit=len(tokens), exact_only=exact_only)
+    return catalog.match(token_bytes(tokens), NAMESPACE, limit=len(tokens), terms=ONLY_EXACT if exact_only else ANY)
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ class LowerTiers:
 
     def _match(self, ids: bytes, namespace: Namespace, reuse: Reuse, limit: int) -> Match:
         with self._lock:
-            return self._catalog.match(ids, namespace, limit=limit, exact_only=reuse.mode == "exact")
+            return self._catalog.match(ids, namespace, limit=limit, terms=reuse.terms)
 
     def _order_spills(self) -> None:
         """Order some of the spills that wait; none once the tiers are closed. Under the lock."""

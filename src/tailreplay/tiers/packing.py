@@ -24,7 +24,6 @@ from tailreplay.page_format import (
     pack_header,
 )
 from tailreplay.pages import PartSpec
-from tailreplay.provenance import Provenance
 from tailreplay.tiers.base import HIDDEN, KV, Buffer, TierPage
 from tailreplay.tiers.host import HostArena
 from tailreplay.tiers.naming import PageRecord, hints_of, rank_key
@@ -113,7 +112,7 @@ class Packer:
             record.tenant,
             record.start,
             record.ids,
-            Provenance(record.provenance.depth, lossy),
+            record.provenance._replace(lossy=lossy),
             entries,
             self.rank,
             self._label,

@@ -10,7 +10,7 @@ from tailreplay.decisions import Admission, Match
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens
 from tailreplay.modes import Reuse
 from tailreplay.page import Page
-from tailreplay.provenance import Provenance
+from tailreplay.provenance import Provenance, Terms
 from tailreplay.tiers.base import HIDDEN, KV
 from tailreplay.tiers.finder import FoundPage
 from tailreplay.tiers.naming import record_of
@@ -95,10 +95,9 @@ class Promotion:
         # The hiddens of resident pages come one by one; pages that follow one another stand or fall by those before.
         self._runs: list[list[tuple[Admission, int | None]]] = []
         self._good: dict[int, bool] = {}
-        if reuse.mode == "exact":
-            # What exact mode cannot use would push out what it can, and lossy hiddens would spoil exact pages.
-            found = list(takewhile(self._is_exact, found))
-            lacking = list(filter(self._is_exact, lacking))
+        # What the request cannot use would push out what it can; for exact mode, lossy hiddens would spoil exact pages.
+        found = list(takewhile(lambda page: self._fits(page, reuse.terms), found))
+        lacking = [page for page in lacking if self._fits(page, reuse.terms)]
         run = self._admit_run(found) if found else []
         end = limit
         if run:
@@ -144,8 +143,8 @@ class Promotion:
 
     # ---- inside
 
-    def _is_exact(self, page: FoundPage) -> bool:
-        return page.record.provenance.worst(self._at_best).is_exact
+    def _fits(self, page: FoundPage, terms: Terms) -> bool:
+        return terms.take(page.record.provenance.worst(self._at_best))
 
     def _is_good(self, tag: int | None) -> bool:
         return tag is None or self._good[tag]

@@ -14,6 +14,7 @@ from tailreplay.engines.transformers.kernels import install as kernels
 from tailreplay.engines.transformers.kernels.states import token_major
 from tailreplay.engines.transformers.kv_layer import PreallocatedLayer
 from tailreplay.engines.transformers.layer_costs import layer_costs
+from tailreplay.engines.transformers.saved_states import StateSpecs
 from tailreplay.errors import UnsupportedModelError
 from tailreplay.pages import PageLayout, PartSpec
 
@@ -57,6 +58,7 @@ class Backbone:
         self.taps = taps_of(self.layers, self.topology)
         self.kernels = self._install_kernels()
         cache, sink = self._probe()
+        self.states = StateSpecs.of(cache, self.topology)
         self.layout = self._layout(cache, sink, page_size)
         self.costs = self._costs(cache)
 
@@ -172,7 +174,7 @@ class Backbone:
             PartSpec(f"h{group.index}", (tapped[0].shape[-1],), tapped[0].dtype)
             for group, tapped in zip(self.topology.stored_groups, sink, strict=True)
         )
-        return PageLayout(page_size, tuple(pairs), hidden)
+        return PageLayout(page_size, tuple(pairs), hidden, self.states.parts)
 
     def _costs(self, cache: compat.DynamicCache) -> CostModel:
         states = {

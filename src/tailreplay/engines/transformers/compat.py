@@ -126,6 +126,34 @@ def states(cache: DynamicCache, layer: int) -> tuple[torch.Tensor | None, torch.
     return entry.conv_states[0], entry.recurrent_states[0]
 
 
+def conv_width(cache: DynamicCache, layer: int) -> int:
+    """Return the width of a linear layer's convolution."""
+    width: int = cache.layers[layer].conv_kernel_size[0]
+    return width
+
+
+def make_state(cache: DynamicCache, layer: int, kind: str, like: torch.Tensor, width: int) -> torch.Tensor:
+    """Give an empty linear layer a state, as if it had seen tokens, and return it to be filled. Mutates `cache`.
+
+    Parameters
+    ----------
+    kind : str
+        "conv" or "recurrent".
+    like : torch.Tensor
+        Of the state's shape (batch first), dtype and device.
+    width : int
+        Of the convolution.
+    """
+    entry = cache.layers[layer]
+    if kind == "conv":
+        entry.lazy_initialization(conv_states=like, state_idx=0, conv_kernel_size=width)
+    else:
+        entry.lazy_initialization(recurrent_states=like, state_idx=0)
+    entry.has_previous_state[0] = True
+    state: torch.Tensor = (entry.conv_states if kind == "conv" else entry.recurrent_states)[0]
+    return state
+
+
 def copy_states(source: DynamicCache, target: DynamicCache) -> None:
     """Copy every recurrent and convolution state of `source` into the empty cache `target`."""
     for old, new in zip(source.layers, target.layers, strict=True):
@@ -175,8 +203,10 @@ __all__ = [
     "cache_argument",
     "call_layer",
     "call_model",
+    "conv_width",
     "copy_states",
     "layer_types",
+    "make_state",
     "new_cache",
     "stack_states",
     "states",

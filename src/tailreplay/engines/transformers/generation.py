@@ -154,12 +154,17 @@ class Generation:
 
 
 def prefill(lm: HybridLM, sequence: Sequence, ids: list[int], cancel: threading.Event | None) -> torch.Tensor | None:
-    """Run what is left of `ids` in chunks; None if cancelled meanwhile."""
+    """Run what is left of `ids` in chunks, and store the states after each; None if cancelled meanwhile."""
     logits = None
-    for start in range(len(sequence.tokens), len(ids), lm.prefill_chunk):
+    while len(sequence.tokens) < len(ids):
         if cancel is not None and cancel.is_set():
             return None
-        logits = sequence.extend(ids[start : start + lm.prefill_chunk])
+        start = len(sequence.tokens)
+        stop = min(start + lm.prefill_chunk, len(ids))
+        if lm.anchor_interval:
+            stop = min(stop, (start // lm.anchor_interval + 1) * lm.anchor_interval)
+        logits = sequence.extend(ids[start:stop])
+        sequence.save_states()
     return logits
 
 

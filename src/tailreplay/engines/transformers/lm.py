@@ -28,7 +28,7 @@ from tailreplay.engines.transformers.sequence import Sequence
 from tailreplay.errors import InvalidRequestError
 from tailreplay.keys import Namespace
 from tailreplay.loading import load_errors, model_path
-from tailreplay.modes import Reuse, parse_replay
+from tailreplay.modes import Reuse, check_interval, parse_replay
 from tailreplay.plan import ReplayPlan, without_reuse
 
 log = logging.getLogger("tailreplay")
@@ -54,6 +54,9 @@ class HybridLM:
         Longest run of tokens computed at once.
     min_tail : int
         Shortest tail; a match up to this length is replayed wholly and so is exact.
+    anchor_interval : int
+        Tokens of a prompt after which the states are saved, besides at its end and at the end of each chunk; a multiple of
+        16. 0 for no more than those. Shorter than a chunk, it makes chunks shorter.
     cuda_graphs : int
         How many CUDA graphs of replays to keep; 0 replays without. Means nothing on other devices.
 
@@ -79,6 +82,7 @@ class HybridLM:
         prefill_chunk: int = 2048,
         min_tail: int = 64,
         cuda_graphs: int = 8,
+        anchor_interval: int = 0,
     ) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
@@ -90,6 +94,7 @@ class HybridLM:
         if prefill_chunk < 1:
             raise InvalidRequestError(f"prefill_chunk must be at least 1, got {prefill_chunk}.", "prefill_chunk")
         self.prefill_chunk = prefill_chunk
+        self.anchor_interval = check_interval(anchor_interval)
         if model.device.type == "cpu":
             # Decayed states end in denormals, which are many times slower to compute with. The switch is this thread's
             # and that of threads which it starts from now on.
@@ -116,6 +121,7 @@ class HybridLM:
         prefill_chunk: int = 2048,
         min_tail: int = 64,
         cuda_graphs: int = 8,
+        anchor_interval: int = 0,
         **kwargs: Any,
     ) -> HybridLM:
         """Load a model and its tokenizer: a hub id, a folder, or "bundled".
@@ -137,7 +143,7 @@ class HybridLM:
             family_of(AutoConfig.from_pretrained(path, **shared).get_text_config(decoder=True))
             tokenizer = AutoTokenizer.from_pretrained(path, **shared)
             loaded = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **kwargs).to(where)
-        return cls(loaded, tokenizer, cache, replay, prefill_chunk, min_tail, cuda_graphs)
+        return cls(loaded, tokenizer, cache, replay, prefill_chunk, min_tail, cuda_graphs, anchor_interval)
 
     # ---- prompts
 

@@ -32,6 +32,10 @@ class ReuseReport:
         Why nothing was reused; "" on a hit.
     stop : str
         Why the match went no further: "end", "unseen", "diverged", "approximate" or "no_hiddens".
+    start : str
+        What the replay began with: "complete" (nothing was neglected), "carried" or "zero" (see `tailreplay.provenance.Start`).
+    anchor : int or None
+        Token after which the states were saved that it began with; None for zero states.
     short_tail : bool
         Whether fewer tokens were replayed than asked for, since the hiddens of the others are gone.
     """
@@ -48,6 +52,8 @@ class ReuseReport:
     stop: str
     shared: int = 0
     short_tail: bool = False
+    start: str = "complete"
+    anchor: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -72,6 +78,8 @@ def report_of(plan: ReplayPlan) -> ReuseReport:
         miss_reason=plan.miss_reason,
         stop=plan.stop,
         short_tail=plan.short_tail,
+        start=str(plan.start),
+        anchor=plan.anchor.position if plan.anchor is not None else None,
     )
 
 

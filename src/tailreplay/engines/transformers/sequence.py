@@ -19,7 +19,7 @@ from tailreplay.engines.transformers.replay import reads_of, replay
 from tailreplay.engines.transformers.staging import Staging
 from tailreplay.keys import Namespace
 from tailreplay.plan import ReplayPlan
-from tailreplay.provenance import EXACT, Provenance
+from tailreplay.provenance import EXACT, Provenance, Start
 from tailreplay.streams import CopyStream
 
 log = logging.getLogger("tailreplay")
@@ -56,6 +56,7 @@ class Sequence:
         self._past = backbone.new_cache(capacity)
         self._pending: Sink = [[] for _ in backbone.topology.stored_groups]
         self._chain: Chain | None = None
+        self._saved = 0
         self._copies = CopyStream(backbone.device)
 
     @property
@@ -109,9 +110,13 @@ class Sequence:
         layout, device = self._backbone.layout, self._backbone.device
 
         begin = clock.mark()
+        copies = self._copies
+        if plan.anchor is not None:
+            with copies.copying():
+                reader.states(self._backbone.states.make(self._past, device))
+            copies.wait()
         reads = reads_of(self._backbone.topology, plan.tails, plan.matched, chunk)
         hiddens = Staging(reader, layout, device, reads)
-        copies = self._copies
         rows = [
             entry.reserve(plan.matched, keys.token(device), values.token(device))
             for entry, (keys, values) in zip(self._backbone.kv(self._past), layout.kv, strict=True)
@@ -125,7 +130,8 @@ class Sequence:
                 copies.wait()
             copied = clock.mark()
             matched = ids[: plan.matched]
-            usable = graphs if ablation.skip else None
+            # Graphs begin with zero states.
+            usable = graphs if ablation.skip and plan.anchor is None else None
             if usable is None or not usable.replay(self._past, matched, plan.tails, hiddens.into):
                 replay(self._backbone, self._past, matched, plan.tails, hiddens.hidden, chunk, ablation.skip)
             if self._chain is not None and self._chain.tokens < plan.matched:
@@ -137,7 +143,12 @@ class Sequence:
             copies.wait()
         self._replay_marks = copied, clock.mark()
         self.tokens = list(ids[: plan.matched])
+        if plan.anchor is not None and plan.anchor.position == plan.matched:
+            self._saved = plan.matched
         self.provenance = plan.provenance
+        if plan.stop == "diverged" and plan.start is Start.COMPLETE and plan.replayed:
+            # A second request leaves others' tokens here: a third may.
+            self.save_states()
 
     def wait_loaded(self) -> None:
         """Block until `restore` needs its plan's pages no more (at once on CPU)."""
@@ -171,15 +182,33 @@ class Sequence:
             twin._past = self._backbone.copy_cache(self._past, capacity)
         twin.tokens = list(self.tokens)
         twin.provenance = self.provenance
+        twin._saved = self._saved
         twin._pending = [list(pending) for pending in self._pending]
         twin._chain = self._cache.fork(self._chain) if self._chain is not None else None
         return twin
 
     @torch.inference_mode()
+    def save_states(self) -> None:
+        """Store the states after the tokens so far as an anchor, if pages are stored and there is room for one."""
+        chain, count = self._chain, len(self.tokens)
+        if chain is None or chain.stopped or count <= self._saved or not self._cache.saves_states:
+            return
+        self._saved = count
+        states = self._backbone.states.read(self._past)
+        if states is None:
+            return
+        try:
+            self._cache.save_states(chain, self.tokens[chain.tokens :], states, self.provenance)
+        except Exception:
+            # The answer does not depend on it.
+            log.exception("Saving the states after %d tokens failed.", count)
+
+    @torch.inference_mode()
     def finish(self) -> None:
-        """Store the last, partial page and end the chain. A second call does nothing."""
+        """Store the states and the last, partial page, and end the chain. A second call does nothing."""
         if self._chain is not None:
             try:
+                self.save_states()
                 self._seal(len(self.tokens))
             finally:
                 self._cache.close(self._chain)

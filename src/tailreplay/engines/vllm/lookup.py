@@ -71,8 +71,8 @@ class Lookup:
 
     def _match(self, tracked: Tracked, ids: bytes) -> Match:
         request: Any = tracked.request
-        exact = tracked.options.reuse.mode == "exact"
-        return self._catalog.match(ids, tracked.namespace, limit=request.num_tokens - 1, exact_only=exact)
+        terms = tracked.options.reuse.terms
+        return self._catalog.match(ids, tracked.namespace, limit=request.num_tokens - 1, terms=terms)
 
     def _is_being_stored(self, tracked: Tracked, ids: bytes, matched: int, others: Iterable[Tracked]) -> bool:
         """Whether another request is just computing much more of this one's prefix than is matched yet."""

@@ -12,7 +12,7 @@ from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.keys import token_bytes
 from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan
-from tailreplay.provenance import EXACT, Provenance
+from tailreplay.provenance import EXACT
 from tailreplay.tiers.orders import Spill
 
 
@@ -69,8 +69,8 @@ class PageWriter:
         page = plan.pages[full - 1] if plan is not None and full else self._catalog.root(tracked.namespace)
         self._catalog.pin((page,))
         tracked.page, tracked.stored = page, full * self._page_size
-        depth, lossy = plan.provenance if plan is not None else EXACT
-        tracked.provenance = Provenance(depth, lossy or self._lossy)
+        behind = plan.provenance if plan is not None else EXACT
+        tracked.provenance = behind._replace(lossy=behind.lossy or self._lossy)
         tracked.ended_prefill = False
 
     def close(self, tracked: Tracked) -> None:

@@ -35,12 +35,12 @@ def writer_of(tracked: Tracked, others: Iterable[Tracked], ids: bytes, matched: 
     matched : int
         How many of them are stored now.
     """
-    exact_only = tracked.options.reuse.mode == "exact"
+    terms = tracked.options.reuse.terms
     limit = len(ids) // TOKEN_BYTES - 1
     for other in others:
         if other is tracked or not other.is_storing or other.namespace != tracked.namespace:
             continue
-        if exact_only and not other.provenance.is_exact:
+        if not terms.take(other.provenance):
             continue
         common = min(common_tokens(other.expected, ids), limit)
         # What is just landing is there in a step or two; a prefill takes longer and must be worth the wait.
