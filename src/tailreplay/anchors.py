@@ -126,8 +126,9 @@ class Anchors:
         parent = page.parent
         if parent is None or parent.anchors is None:
             return
-        for anchor in [*parent.anchors.prefixes_of(page.ids), _find(parent.anchors, page.ids)]:
-            if anchor is not None and anchor.ready and not parent.holds(anchor.ids):
+        same = _find(parent.anchors, page.ids)
+        for anchor in [*parent.anchors.prefixes_of(page.ids), *([same] if same is not None else [])]:
+            if anchor.ready and not parent.holds(anchor.ids):
                 self._unlist(anchor)
 
     # ---- inside

@@ -73,9 +73,7 @@ def _covered(
     return None
 
 
-def _begun(
-    covered: Covered, anchors: Sequence[Anchor], worst: Provenance, reuse: Reuse, topology: Topology
-) -> Covered:
+def _begun(covered: Covered, anchors: Sequence[Anchor], worst: Provenance, reuse: Reuse, topology: Topology) -> Covered:
     """Say what tails begin with that no anchor shortens."""
     m = covered.tokens
     fields = [min(m, group.receptive_field or m) for group in topology.groups]

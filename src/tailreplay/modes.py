@@ -92,10 +92,10 @@ def parse_reuse(
     if mode == "replay":
         chosen = DEFAULT_START if start is None else start
         if chosen not in get_args(Starts):
-            raise InvalidRequestError(f"The start must be one of {', '.join(get_args(Starts))}, got {start!r}.", "start")
-        return Reuse(
-            "replay", Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens), start=chosen, depth=depth
-        )
+            raise InvalidRequestError(
+                f"The start must be one of {', '.join(get_args(Starts))}, got {start!r}.", "start"
+            )
+        return Reuse("replay", Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens), start=chosen, depth=depth)
     for name, value in (("ratio", ratio), ("start", start)):
         if value is not None:
             raise InvalidRequestError(f"A {name} goes with mode 'replay' only, not with {mode!r}.", name)

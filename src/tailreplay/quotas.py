@@ -55,7 +55,7 @@ class Quotas:
         )
 
     def shares(self, slots: int, total: int) -> Shares:
-        """Return the shares of a pool of `slots` in a store of `total` bytes: of each tenant the same part as of the store."""
+        """Return the shares of a pool of `slots`: the same part for each tenant as of the store of `total` bytes."""
         return Shares(
             {tenant: size * slots // total for tenant, size in self.reserved.items()},
             {tenant: size * slots // total for tenant, size in self.limits.items()},

@@ -312,7 +312,9 @@ class Driver:
         return {name: (page.provenance, page.has_hidden) for name, page in self.names().items() if page.ready}
 
     def match(self, namespace: int, tokens: Tokens, limit: int, exact_only: bool) -> tuple[int, str, list[Name]]:
-        found = self.catalog.match(token_bytes(tokens), NAMESPACES[namespace], limit=limit, terms=ONLY_EXACT if exact_only else ANY)
+        found = self.catalog.match(
+            token_bytes(tokens), NAMESPACES[namespace], limit=limit, terms=ONLY_EXACT if exact_only else ANY
+        )
         return found.tokens, found.stop, [self._name(page) for page in found.pages]
 
     def pin(self, names: Sequence[Name], tail: int | None = None) -> None:

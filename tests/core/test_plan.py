@@ -12,7 +12,7 @@ from tailreplay.decisions import Match
 from tailreplay.modes import parse_reuse
 from tailreplay.page import Page, root_page
 from tailreplay.plan import ReplayPlan, make_plan, without_reuse
-from tailreplay.provenance import EXACT
+from tailreplay.provenance import EXACT, Start
 
 A, L, C = "full_attention", "linear_attention", "conv"
 HYBRID = Topology.from_layer_types([L, A, L, A, L])
@@ -82,17 +82,17 @@ def test_exact_is_said_only_when_every_group_is_rebuilt_wholly(
 ) -> None:
     plan = plan_of(match_of(tokens), reuse, topology)
     assert plan.exact is exact
-    assert plan.provenance == (EXACT if exact else Provenance(1))
+    assert plan.provenance == (EXACT if exact else Provenance(1, start=Start.ZERO))
 
 
 @pytest.mark.parametrize(
     ("provenances", "reuse", "wanted"),
     [
         ([EXACT, Provenance(2)], parse_reuse("replay", 1.0), Provenance(2)),
-        ([EXACT, Provenance(2)], parse_reuse("replay"), Provenance(3)),
-        ([Provenance(3), Provenance(1)], parse_reuse("replay"), Provenance(4)),
+        ([EXACT, Provenance(2)], parse_reuse("replay"), Provenance(3, start=Start.ZERO)),
+        ([Provenance(3), Provenance(1)], parse_reuse("replay"), Provenance(4, start=Start.ZERO)),
         ([QUANTISED], parse_reuse("replay", 1.0), QUANTISED),
-        ([QUANTISED, Provenance(1)], parse_reuse("replay"), Provenance(2, lossy=True)),
+        ([QUANTISED, Provenance(1)], parse_reuse("replay"), Provenance(2, True, Start.ZERO)),
     ],
 )
 def test_what_is_computed_after_a_hit_inherits_the_worst_of_it(

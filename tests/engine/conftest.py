@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailreplay import HybridLM, PrefixCache
+from tailreplay.storage import Storage
 from tests.engine.tiny_models import tiny_model
 
 
@@ -18,3 +19,9 @@ def bundled() -> HybridLM:
 def tiny() -> HybridLM:
     """A tiny Qwen3.5 without tokenizer, with a fresh cache."""
     return HybridLM(tiny_model("qwen3_5"), cache=PrefixCache("32MiB"))
+
+
+@pytest.fixture
+def tiny_without_anchors() -> HybridLM:
+    """The same, where tails begin with zero states."""
+    return HybridLM(tiny_model("qwen3_5"), cache=PrefixCache("32MiB", storage=Storage(anchor_bytes=0)))

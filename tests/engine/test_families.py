@@ -11,6 +11,7 @@ from tailreplay import HybridLM, PrefixCache
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.sequence import Sequence
 from tailreplay.modes import Reuse, parse_reuse
+from tailreplay.storage import Storage
 from tests.engine.tiny_models import CONFIGS, random_ids, relative, tiny_model
 
 TOLERANCE = 1e-4
@@ -22,7 +23,7 @@ IDS = random_ids(203 + QUERY)
 @pytest.fixture(scope="module", params=CONFIGS)
 def lm(request: pytest.FixtureRequest) -> HybridLM:
     """A model of each family whose cache holds `IDS`, captured once in one pass."""
-    model = HybridLM(tiny_model(request.param), cache=PrefixCache("64MiB"))
+    model = HybridLM(tiny_model(request.param), cache=PrefixCache("64MiB", storage=Storage(anchor_bytes=0)))
     prefill(model, IDS)
     return model
 

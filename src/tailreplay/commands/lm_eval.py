@@ -156,10 +156,11 @@ def _outcomes(
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.evals.lm_eval.compare import Options, evaluate
+    from tailreplay.storage import Storage
 
     lm = HybridLM.from_pretrained(
         arguments.model,
-        cache=PrefixCache(sizing.host_bytes),
+        cache=PrefixCache(sizing.host_bytes, storage=Storage(anchor_bytes=0)),
         device=arguments.device,
         dtype=arguments.dtype,
         min_tail=arguments.min_tail,

@@ -45,7 +45,7 @@ class Measurer:
         if threads is not None:
             torch.set_num_threads(threads)
         self._plan = plan
-        cache = PrefixCache(plan.host_bytes, storage=Storage(host_codec=plan.codec))
+        cache = PrefixCache(plan.host_bytes, storage=Storage(host_codec=plan.codec, anchor_bytes=0))
         # Graphs would lengthen tails, and what is measured here is what a tail of just so many tokens is worth.
         self.lm = HybridLM.from_pretrained(plan.model, cache=cache, dtype=plan.dtype, device=plan.device, cuda_graphs=0)
         methods = plan.chosen_methods()

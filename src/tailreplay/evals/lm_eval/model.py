@@ -24,6 +24,7 @@ from tailreplay.evals.lm_eval.requests import DEFAULT_ANSWER_TOKENS, answering, 
 from tailreplay.evals.lm_eval.runner import Runner
 from tailreplay.evals.lm_eval.sizing import check_hybrid, longest_sequence, size_up
 from tailreplay.evals.lm_eval.tally import Tally
+from tailreplay.storage import Storage
 
 log = logging.getLogger("tailreplay")
 
@@ -102,7 +103,7 @@ class TailReplayLM(TemplateLM):
             sizing = size_up(pretrained, max_length, host_bytes, dtype, **remote)
             lm = HybridLM.from_pretrained(
                 pretrained,
-                cache=PrefixCache(sizing.host_bytes),
+                cache=PrefixCache(sizing.host_bytes, storage=Storage(anchor_bytes=0)),
                 device=device,
                 dtype=dtype,
                 prefill_chunk=prefill_chunk,
