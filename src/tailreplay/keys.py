@@ -99,6 +99,12 @@ def _array_bytes(tokens: np.ndarray) -> bytes:
     return tokens.astype(">u4").tobytes()
 
 
+def token_list(ids: bytes) -> list[int]:
+    """Undo `token_bytes`."""
+    tokens: list[int] = np.frombuffer(ids, dtype=">u4").tolist()
+    return tokens
+
+
 def page_key(parent: bytes, namespace: bytes, ids: bytes) -> bytes:
     """Key of the page that holds `ids` (see `token_bytes`) after the page named `parent`."""
     digest: bytes = blake3(parent + namespace + ids).digest()

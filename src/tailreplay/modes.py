@@ -65,6 +65,7 @@ def parse_reuse(
     min_tokens: int = 64,
     start: Any = None,
     reuse_approximate: Any = None,
+    default: Reuse | None = None,
 ) -> Reuse:
     """Build a `Reuse` from a request's own words.
 
@@ -77,9 +78,11 @@ def parse_reuse(
     min_tokens : int
         Shortest tail of "replay".
     start : {"zero", "anchor", "carried"}, optional
-        What the tail of "replay" begins with; "carried" if not given.
+        What the tail of "replay" begins with.
     reuse_approximate : "always", "never" or int, optional
-        Behind how many approximate replays a page may lie; any number if not given. Exact mode takes none.
+        Behind how many approximate replays a page may lie. Exact mode takes none.
+    default : Reuse, optional
+        Where `start` and `reuse_approximate` come from if not given; else they are "carried" and "always".
 
     Raises
     ------
@@ -88,20 +91,18 @@ def parse_reuse(
     """
     if mode not in get_args(Mode):
         raise InvalidRequestError(f"The reuse mode must be one of {', '.join(get_args(Mode))}, got {mode!r}.", "mode")
-    depth = parse_depth(reuse_approximate)
+    chosen = start if start is not None else DEFAULT_START if default is None else default.start
+    if chosen not in get_args(Starts):
+        raise InvalidRequestError(f"The start must be one of {', '.join(get_args(Starts))}, got {start!r}.", "start")
+    depth = parse_depth(reuse_approximate) if reuse_approximate is not None else default.depth if default else None
     if mode == "replay":
-        chosen = DEFAULT_START if start is None else start
-        if chosen not in get_args(Starts):
-            raise InvalidRequestError(
-                f"The start must be one of {', '.join(get_args(Starts))}, got {start!r}.", "start"
-            )
-        return Reuse("replay", Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens), start=chosen, depth=depth)
+        budget = Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens)
+        return Reuse("replay", budget, start=chosen, depth=depth)
     for name, value in (("ratio", ratio), ("start", start)):
         if value is not None:
             raise InvalidRequestError(f"A {name} goes with mode 'replay' only, not with {mode!r}.", name)
-    if mode == "exact":
-        return Reuse("exact", Exact())
-    return Reuse("zero", Zero(), depth=depth) if mode == "zero" else Reuse("off", None)
+    budgets: dict[str, Budget | None] = {"exact": Exact(), "zero": Zero(), "off": None}
+    return Reuse(mode, budgets[mode], start=chosen, depth=depth)
 
 
 def parse_depth(given: Any) -> int | None:
@@ -123,13 +124,19 @@ def parse_depth(given: Any) -> int | None:
     return given
 
 
-def parse_replay(replay: Any, min_tokens: int = 64) -> Reuse:
-    """Build a `Reuse` from the Python API's one argument: a ratio like ``0.05``, a mode like ``"exact"``, or a `Reuse`."""
+def parse_replay(replay: Any, min_tokens: int = 64, default: Reuse | None = None) -> Reuse:
+    """Build a `Reuse` from the Python API's one argument: a ratio like ``0.05``, a mode like ``"exact"``, or a `Reuse`.
+
+    Parameters
+    ----------
+    default : Reuse, optional
+        As for `parse_reuse`.
+    """
     if isinstance(replay, Reuse):
         return replay
     if isinstance(replay, str):
-        return parse_reuse(replay, min_tokens=min_tokens)
-    return parse_reuse("replay", replay, min_tokens)
+        return parse_reuse(replay, min_tokens=min_tokens, default=default)
+    return parse_reuse("replay", replay, min_tokens, default=default)
 
 
 def check_interval(given: Any) -> int:

@@ -23,11 +23,14 @@ def test_defaults_are_reported(caller: Caller, tokenizer: Any) -> None:
         "ratio": 0.05,
         "exact": False,
         "provenance": "approximate (depth 1)",
+        "depth": 1,
+        "start": "zero",
+        "anchor": None,
         "miss_reason": "",
         "stop": "end",
         "short_tail": False,
     }
-    assert set(timings) == {"queued", "lookup", "copy", "replay", "prefill", "first_token", "total"}
+    assert set(timings) == {"queued", "lookup", "copy", "replay", "prefill", "first_token", "total", "predicted"}
     assert 0 < timings["prefill"] <= timings["first_token"] <= timings["total"]
 
 
@@ -66,11 +69,11 @@ def test_exact_after_replay_uses_exact_pages_only(caller: Caller, tokenizer: Any
 def test_exact_takes_the_exact_tokens_of_a_page_that_another_request_filled_up(caller: Caller, tokenizer: Any) -> None:
     ids = ids_of(tokenizer, 55, 400)
     caller.complete(ids)
-    longer = [*ids, *ids_of(tokenizer, 56, 400)]
-    # Goes on inside the seventh page, which is then there twice: 16 exact tokens, and 64 that replay stands behind.
+    longer = [*ids[:398], *ids_of(tokenizer, 56, 400)]
+    # Goes on inside the seventh page, which is then there twice: 14 exact tokens, and 64 that replay stands behind.
     assert caller.complete(longer).report["provenance"] == "approximate (depth 1)"
     report = caller.complete(longer, mode="exact", store=False).report
-    assert (report["matched"], report["exact"], report["stop"]) == (400, True, "approximate")
+    assert (report["matched"], report["exact"], report["stop"]) == (398, True, "approximate")
 
 
 def test_short_hits_are_exact(caller: Caller, tokenizer: Any) -> None:

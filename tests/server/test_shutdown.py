@@ -25,7 +25,7 @@ def test_ends_at_once_and_tells_its_clients(tmp_path: Path) -> None:
     ):
         first = (tmp_path / "log").read_text().splitlines()[0]
         assert (
-            first == f"tailreplay: serving small at {server.url}/v1 (mode exact, cache of 64.0 MiB for 30,784 tokens)."
+            first == f"tailreplay: serving small at {server.url}/v1 (mode exact, cache of 64.0 MiB for 27,008 tokens)."
         )
         refused(httpx.get(f"{server.url}/v1/models"), 401, "The API key is missing or wrong", None)
         assert http.get("/v1/models").json()["data"][0]["id"] == "small"

@@ -28,7 +28,7 @@ def test_ready_line(server: Server) -> None:
     first = server.log.read_text().splitlines()[0]
     assert (
         first
-        == f"tailreplay: serving bundled at {server.url}/v1 (replay of 5%, cache of 256.0 MiB for 123,328 tokens)."
+        == f"tailreplay: serving bundled at {server.url}/v1 (replay of 5%, cache of 256.0 MiB for 107,904 tokens)."
     )
 
 

@@ -294,3 +294,36 @@ def test_closing_is_one_outcome() -> None:
     first.let_go()
     worker.join()
     assert b'tailreplay_requests_total{outcome="closing"} 2.0' in metrics.render()
+
+
+def test_what_has_least_priority_runs_between_jobs_and_makes_room() -> None:
+    rests: queue.Queue[str] = queue.Queue()
+    may_end = threading.Event()
+
+    def idle(wanted: Callable[[], bool]) -> None:
+        rests.put("begun")
+        assert may_end.wait(60)
+        rests.put("wanted" if wanted() else "done")
+        if rests.qsize() > 100:
+            pytest.fail("rests again and again")
+        raise RuntimeError("what goes wrong there is nobody's concern")
+
+    worker = Worker(Metrics(), 3, idle)
+    worker.start()
+    try:
+        first, second = Sent(), Sent()
+        worker.submit(first.job)
+        first.let_go()
+        assert first.outcome() == "completed"
+        assert rests.get(timeout=60) == "begun"
+        second.let_go()
+        worker.submit(second.job)
+        may_end.set()
+        assert rests.get(timeout=60) == "wanted"
+        assert second.outcome() == "completed"
+        assert [rests.get(timeout=60) for _ in range(2)] == ["begun", "done"]
+        assert worker.alive
+    finally:
+        worker.close()
+        worker.join()
+    assert rests.empty()

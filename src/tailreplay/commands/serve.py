@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from tailreplay.cache import PrefixCache
 from tailreplay.commands.generate import replay_argument
-from tailreplay.commands.storage_flags import add_flags, storage_settings
+from tailreplay.commands.storage_flags import add_flags, add_reuse_flags, approximate_policy, storage_settings
 from tailreplay.errors import TailReplayError
-from tailreplay.modes import Reuse, parse_replay
+from tailreplay.modes import Reuse, check_interval, parse_replay, parse_reuse
 from tailreplay.sizes import format_bytes
 from tailreplay.storage import parse_storage
 
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--served-model-name", None, "NAME", "name in the API (default: MODEL)")
     add("--api-key", None, "KEY", "asked of every request but /health (default: $TAILREPLAY_API_KEY, or no key)")
     add("--max-queue", 64, "N", "requests that may wait for the one that runs; more get HTTP 429")
+    add_reuse_flags(out)
     add_flags(out)
     return out
 
@@ -71,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     from tailreplay.server.serving import bind, serve, url_of
     from tailreplay.server.worker import Worker
 
-    reuse = parse_replay(replay_argument(args.replay))
+    given = parse_reuse(start=args.start, reuse_approximate=approximate_policy(args.reuse_approximate))
+    reuse = parse_replay(replay_argument(args.replay), default=given)
+    check_interval(args.anchor_interval)
     for name, least in (("min_match", 1), ("prefill_chunk", 1), ("max_queue", 0)):
         if getattr(args, name) < least:
             raise TailReplayError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}.")
@@ -84,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         name = args.served_model_name or args.model
         key = args.api_key or os.environ.get("TAILREPLAY_API_KEY")
         metrics = Metrics()
-        worker = Worker(metrics, args.max_queue)
+        worker = Worker(metrics, args.max_queue, lm.repair if args.repair else None)
         app = create_app(lm, worker, metrics, name, key)
         url = url_of(listener)
         _show_requests()
@@ -111,6 +114,7 @@ def _load(args: argparse.Namespace, cache: PrefixCache, reuse: Reuse) -> HybridL
         device=args.device,
         dtype=args.dtype,
         prefill_chunk=args.prefill_chunk,
+        anchor_interval=args.anchor_interval,
     )
 
 

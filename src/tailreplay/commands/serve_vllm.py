@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from tailreplay.commands.generate import replay_argument
-from tailreplay.commands.storage_flags import storage_settings
+from tailreplay.commands.storage_flags import reuse_settings, storage_settings
 from tailreplay.errors import TailReplayError
 from tailreplay.loading import model_path
 
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         "host_bytes": args.host_bytes,
         "replay": replay_argument(args.replay),
         "min_match": args.min_match,
+        **reuse_settings(args),
         **storage_settings(args),
     }
     parse_settings(settings)

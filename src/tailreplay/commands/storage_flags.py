@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
 from tailreplay.errors import TailReplayError
-from tailreplay.storage import CODECS, Storage, parse_storage
+from tailreplay.modes import DEFAULT_START, Starts
+from tailreplay.storage import ANCHOR_CODECS, CODECS, Storage, parse_storage
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -36,10 +37,54 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "for which share of its pages host memory has room for hiddens (default: 1)",
         type=float,
     )
+    add("--anchor-bytes", "SIZE", "host memory for anchors (saved recurrent states; default: an eighth; 0 for none)")
+    group.add_argument(
+        "--anchor-codec",
+        default="none",
+        choices=ANCHOR_CODECS,
+        help="how anchors are held (default: %(default)s); exact mode takes no lossy one",
+    )
     add("--policy", "NAME", "which page leaves host memory first: 'lru' or 'flops' (default: lru)")
     add("--reserve", "SALT=SIZE", "host memory that others cannot push a tenant out of", action="append", default=[])
     add("--tenant-limit", "SALT=SIZE", "host memory that a tenant never exceeds", action="append", default=[])
     add("--tier-deadline", "SECONDS", "after which a tier is passed over for a while (default: 0.2)", type=float)
+
+
+def add_reuse_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what requests that say nothing else get. Mutates `parser`."""
+    group = parser.add_argument_group("reuse", "see docs/method.md")
+    group.add_argument(
+        "--start",
+        default=DEFAULT_START,
+        choices=get_args(Starts),
+        help="what a replayed tail begins with: zero states as in the paper, an anchor that is near enough, or the last "
+        "anchor, stale as it may be (default: %(default)s)",
+    )
+    group.add_argument(
+        "--reuse-approximate",
+        default="always",
+        metavar="POLICY",
+        help="'always', 'never', or behind how many approximate replays a page may lie (default: %(default)s)",
+    )
+    group.add_argument(
+        "--anchor-interval",
+        default=0,
+        type=int,
+        metavar="TOKENS",
+        help="also save states every so many tokens of a prompt, a multiple of 16 (default: at the ends of chunks, "
+        "prompts and answers)",
+    )
+    group.add_argument(
+        "--repair",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute what stands behind approximate hits again exactly while no request runs",
+    )
+
+
+def approximate_policy(text: str) -> int | str:
+    """Return the number in `text`, or `text` itself (checked later)."""
+    return int(text) if text.isdecimal() else text
 
 
 def storage_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -56,6 +101,8 @@ def storage_settings(args: argparse.Namespace) -> dict[str, Any]:
         "kv_codec": args.kv_codec,
         "host_codec": args.host_codec,
         "hidden_share": args.hidden_share,
+        "anchor_bytes": args.anchor_bytes,
+        "anchor_codec": args.anchor_codec,
         "policy": args.policy,
         "reserved": _shares("--reserve", args.reserve),
         "limits": _shares("--tenant-limit", args.tenant_limit),
@@ -69,6 +116,17 @@ def storage_settings(args: argparse.Namespace) -> dict[str, Any]:
     }
     _ = parse_storage(settings).quotas()
     return settings
+
+
+def reuse_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what `add_reuse_flags` were given, under the names of an engine's settings; defaults are left out."""
+    given = {
+        "start": args.start,
+        "reuse_approximate": approximate_policy(args.reuse_approximate),
+        "anchor_interval": args.anchor_interval,
+    }
+    plain = {"start": DEFAULT_START, "reuse_approximate": "always", "anchor_interval": 0}
+    return {name: value for name, value in given.items() if value != plain[name]}
 
 
 def _shares(flag: str, given: list[str]) -> dict[str, str]:

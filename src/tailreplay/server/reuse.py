@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tailreplay.errors import InvalidRequestError
-from tailreplay.modes import Reuse, parse_reuse
+from tailreplay.modes import Reuse, parse_depth, parse_reuse
 
-_KEYS = ("mode", "ratio", "store")
+_KEYS = ("mode", "ratio", "store", "start", "reuse_approximate")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def parse_cache_wish(body: Mapping[str, Any], default: Reuse, min_tokens: int) -
     Raises
     ------
     InvalidRequestError
-        If a key, a mode, a ratio or the salt is not valid.
+        If a key, a mode, a ratio, a start, a policy or the salt is not valid.
     """
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
@@ -77,14 +77,17 @@ def _fields(body: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _reuse(path: str, fields: Mapping[str, Any], default: Reuse, min_tokens: int) -> Reuse:
-    mode, ratio = fields.get("mode"), fields.get("ratio")
-    if mode is None and ratio is None:
-        return default
-    if mode is None:
-        mode = "replay"
-    elif mode == default.mode and ratio is None:
-        return default
+    mode, ratio, start, approximate = (fields.get(name) for name in ("mode", "ratio", "start", "reuse_approximate"))
+    if mode in (None, default.mode) and ratio is None and start is None:
+        return default if approximate is None else _with_depth(path, default, approximate)
     try:
-        return parse_reuse(mode, ratio, min_tokens)
+        return parse_reuse("replay" if mode is None else mode, ratio, min_tokens, start, approximate, default)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(str(error), f"{path}.{error.param}") from None
+
+
+def _with_depth(path: str, default: Reuse, approximate: Any) -> Reuse:
+    try:
+        return replace(default, depth=parse_depth(approximate))
     except InvalidRequestError as error:
         raise InvalidRequestError(str(error), f"{path}.{error.param}") from None

@@ -84,10 +84,15 @@ class Worker:
         Counts outcomes and answers.
     max_queue : int
         Jobs that may wait beside the one that runs.
+    idle : callable, optional
+        ``idle(wanted)`` is called after jobs, when none waits. It should return soon after ``wanted()`` has become true.
     """
 
-    def __init__(self, metrics: Metrics, max_queue: int) -> None:
+    def __init__(
+        self, metrics: Metrics, max_queue: int, idle: Callable[[Callable[[], bool]], object] | None = None
+    ) -> None:
         self.max_queue = max_queue
+        self._idle = idle
         self._metrics = metrics
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
@@ -181,13 +186,22 @@ class Worker:
     # ---- on the worker's thread
 
     def _loop(self) -> None:
+        rested = True
         while True:
             with self._changed:
-                while not self._waiting and not self._closed:
-                    self._changed.wait()
-                if self._closed:
+                if not self._waiting and not self._closed:
+                    if rested or self._idle is None:
+                        self._changed.wait()
+                        continue
+                    job = None
+                elif self._closed:
                     return
-                job = self._current = self._waiting.popleft()
+                else:
+                    job = self._current = self._waiting.popleft()
+            rested = job is None
+            if job is None:
+                self._rest()
+                continue
             outcome: Outcome = "failed"
             try:
                 job.started = time.perf_counter()
@@ -201,6 +215,14 @@ class Worker:
                 if outcome == "cancelled" and self._closed:
                     outcome = "closing"
             self._end(job, outcome)
+
+    def _rest(self) -> None:
+        """Let what has least priority run until a job comes."""
+        assert self._idle is not None
+        try:
+            self._idle(lambda: bool(self._waiting) or self._closed)
+        except Exception:
+            log.exception("Work between requests failed; requests are not affected.")
 
     def _run(self, job: Job) -> Outcome:
         for index, generation in enumerate(job.generations):

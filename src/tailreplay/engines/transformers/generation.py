@@ -100,6 +100,8 @@ class Generation:
         try:
             yield from self._decode(sequence, report, timings, begin, plan)
             sequence.finish()
+            if self._store and report.depth:
+                lm.repairs.note(self._namespace, sequence.tokens, report.matched)
         finally:
             sequence.abandon()
             if plan is not None:
@@ -126,6 +128,8 @@ class Generation:
                 if plan is not None:
                     # Not before: a clock of the device waits for what it times.
                     timings.copy, timings.replay = sequence.copy_seconds, sequence.replay_seconds
+                    if plan.estimate is not None:
+                        lm.pace.observe(plan.estimate, timings.copy, timings.replay, timings.prefill)
                     # The query has run, so every copy from the plan's pages has ended: others may evict them.
                     sequence.wait_loaded()
                     lm.cache.release(plan)

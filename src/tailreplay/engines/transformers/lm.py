@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast, overload
 
@@ -22,6 +23,7 @@ from tailreplay.engines.transformers.generation import Generation
 from tailreplay.engines.transformers.graphs.replay import replay_graphs
 from tailreplay.engines.transformers.locking import lock_of
 from tailreplay.engines.transformers.prompts import Prompt, PromptEncoder
+from tailreplay.engines.transformers.repair import repair_one
 from tailreplay.engines.transformers.results import GenerationResult, Timings
 from tailreplay.engines.transformers.sampling import Sampling, sampling_from
 from tailreplay.engines.transformers.sequence import Sequence
@@ -29,7 +31,9 @@ from tailreplay.errors import InvalidRequestError
 from tailreplay.keys import Namespace
 from tailreplay.loading import load_errors, model_path
 from tailreplay.modes import Reuse, check_interval, parse_replay
+from tailreplay.pace import Pace
 from tailreplay.plan import ReplayPlan, without_reuse
+from tailreplay.repairs import Repairs
 
 log = logging.getLogger("tailreplay")
 ReplayArgument = float | str | Reuse | None
@@ -106,6 +110,8 @@ class HybridLM:
         vocabulary = model.get_input_embeddings().num_embeddings
         self._encoder = PromptEncoder(tokenizer, vocabulary, self.backbone.max_tokens)
         self.lock = lock_of(model)
+        self.repairs = Repairs()
+        self.pace = Pace()
         if not self.backbone.topology.is_hybrid:
             log.warning("This model has no linear layers: the cache is a plain prefix cache, and every hit is exact.")
 
@@ -249,7 +255,7 @@ class HybridLM:
     def _request(
         self, replay: ReplayArgument, salt: str, store: bool, sampling: dict[str, Any]
     ) -> tuple[Reuse, Namespace, Sampling, bool]:
-        reuse = self.reuse if replay is None else parse_replay(replay, self.min_tail)
+        reuse = self.reuse if replay is None else parse_replay(replay, self.min_tail, self.reuse)
         return reuse, self.namespace(salt), self.sampling(**sampling), store and reuse.mode != "zero"
 
     def _generate_batch(
@@ -268,6 +274,26 @@ class HybridLM:
         """Bring what lower tiers hold of a prompt into host memory. Returns how many pages came. Needs no lock."""
         return self.cache.prefetch(ids, namespace, reuse, self.backbone.topology)
 
+    def repair(self, waits: Callable[[], bool] = lambda: False) -> int:
+        """Compute what was answered approximately again, exactly, so that later hits there are exact.
+
+        For times when nothing else runs: it takes the lock for one sequence after another.
+
+        Parameters
+        ----------
+        waits : callable
+            Whether to stop; asked every 512 tokens.
+
+        Returns
+        -------
+        int
+            Tokens that were computed.
+        """
+        computed = 0
+        while len(self.repairs) and not waits():
+            computed += repair_one(self, waits)
+        return computed
+
     # ---- used by running generations, under the lock
 
     def begin(
@@ -285,6 +311,8 @@ class HybridLM:
             reuse = replace(reuse, buckets=self.graphs.buckets)
         plan = self.cache.lookup(ids, namespace, reuse, self.backbone.topology, self.backbone.costs)
         timings.lookup = self.clock.between(begin, self.clock.mark())
+        if plan.estimate is not None:
+            timings.predicted = self.pace.predict(plan.estimate) or 0.0
         try:
             sequence = self._restored(plan, ids, namespace, capacity, store)
         except BaseException as error:

@@ -85,7 +85,11 @@ def report_of(plan: ReplayPlan) -> ReuseReport:
 
 @dataclass
 class Timings:
-    """Seconds of each phase. `first_token` is the time to first token, from the call to the first sampled token."""
+    """Seconds of each phase. `first_token` is the time to first token, from the call to the first sampled token.
+
+    `predicted` is what lookup aside was expected up to the first token, from the plan's operations and bytes and from how
+    fast requests before it ran; 0 where those do not tell yet.
+    """
 
     lookup: float = 0.0
     copy: float = 0.0
@@ -93,6 +97,7 @@ class Timings:
     prefill: float = 0.0
     first_token: float = 0.0
     total: float = 0.0
+    predicted: float = 0.0
 
     def to_dict(self) -> dict[str, float]:
         """Return the timings as plain data."""

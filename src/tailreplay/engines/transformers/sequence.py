@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ from tailreplay.provenance import EXACT, Provenance, Start
 from tailreplay.streams import CopyStream
 
 log = logging.getLogger("tailreplay")
+
+
+class Interrupted(Exception):
+    """Somebody else wants the model."""
 
 
 class Sequence:
@@ -83,6 +88,7 @@ class Sequence:
         graphs: ReplayGraphs | None = None,
         ablation: Ablation = METHOD,
         clock: Clock | None = None,
+        interrupt: Callable[[], bool] = lambda: False,
     ) -> None:
         """Begin with what `plan` matched of `ids`: copy its keys and values, replay its tails. Mutates self.
 
@@ -99,6 +105,13 @@ class Sequence:
             For benchmarks: what to do without.
         clock : Clock, optional
             Times the phases; the host's if not given.
+        interrupt : callable
+            Asked before each chunk of the replay.
+
+        Raises
+        ------
+        Interrupted
+            If `interrupt` said so; the sequence is of no more use.
         """
         assert not self.tokens
         self._clock = clock = clock or HostClock()
@@ -133,7 +146,13 @@ class Sequence:
             # Graphs begin with zero states.
             usable = graphs if ablation.skip and plan.anchor is None else None
             if usable is None or not usable.replay(self._past, matched, plan.tails, hiddens.into):
-                replay(self._backbone, self._past, matched, plan.tails, hiddens.hidden, chunk, ablation.skip)
+
+                def read(group: int, start: int, stop: int) -> torch.Tensor:
+                    if interrupt():
+                        raise Interrupted
+                    return hiddens.hidden(group, start, stop)
+
+                replay(self._backbone, self._past, matched, plan.tails, read, chunk, ablation.skip)
             if self._chain is not None and self._chain.tokens < plan.matched:
                 # The hit ends inside a page: the next page needs these hiddens again.
                 for group, pending in enumerate(self._pending):

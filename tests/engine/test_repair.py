@@ -1,0 +1,87 @@
+"""Repair: what stands behind an approximate hit becomes exact, and makes room at once when somebody waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailreplay import HybridLM, PrefixCache
+from tailreplay.modes import parse_reuse
+from tailreplay.provenance import Start
+from tests.engine.test_anchors import EXACTLY, floor, restore, state_errors
+from tests.engine.tiny_models import CONFIGS, random_ids, tiny_model
+
+DOCUMENT = random_ids(190, seed=4)
+PROMPT = [*DOCUMENT[:173], *random_ids(60, seed=5)]
+
+
+def approximate(name: str = "qwen3_5") -> tuple[HybridLM, list[int]]:
+    """A model that has answered `PROMPT` after an approximate hit; and all tokens of that sequence but the last."""
+    lm = HybridLM(tiny_model(name), cache=PrefixCache("32MiB", 16), prefill_chunk=48, min_tail=8)
+    lm.generate(DOCUMENT, max_new_tokens=1)
+    result = lm.generate(PROMPT, max_new_tokens=9)
+    assert result.reuse.matched == 173
+    return lm, [*PROMPT, *result.tokens[:-1]]
+
+
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"lfm2"}))
+def test_what_was_approximate_is_exact_after_repair(name: str) -> None:
+    lm, ids = approximate(name)
+    _, before = restore(lm, [*ids, 3], EXACTLY)
+    assert (before.matched, before.stop) == (173, "approximate")
+    assert lm.repair() == len(ids) - 173
+    sequence, after = restore(lm, [*ids, 3], EXACTLY)
+    # All of it, with the states saved at its end.
+    assert (after.matched, after.replayed, after.exact) == (len(ids), 0, True)
+    true, noise = floor(lm, ids)
+    assert max(state_errors(lm, sequence, true)) <= 4 * noise
+    assert lm.repair() == 0
+
+
+def test_the_branch_point_gets_exact_states() -> None:
+    lm, _ = approximate()
+    lm.repair()
+    _, plan = restore(lm, [*DOCUMENT[:173], 44, 45], parse_reuse("replay", 0.05, 8))
+    assert (plan.matched, plan.replayed, plan.start, plan.exact) == (173, 0, Start.COMPLETE, True)
+
+
+def test_repair_makes_room_and_goes_on_later() -> None:
+    lm, ids = approximate()
+    asked = []
+
+    def waits(after: int) -> bool:
+        asked.append(after)
+        return len(asked) > after
+
+    # Interrupted in the replay, then between chunks; what was stored by then is kept.
+    assert lm.repair(lambda: waits(2)) == 0
+    assert len(lm.repairs) == 1
+    asked.clear()
+    groups = len(lm.backbone.topology.stored_groups)
+    assert lm.repair(lambda: waits(groups + 2)) == 0
+    assert len(lm.repairs) == 1
+    _, plan = restore(lm, [*ids, 3], EXACTLY)
+    assert 173 < plan.matched < len(ids)
+    assert lm.repair() == len(ids) - plan.matched
+    assert restore(lm, [*ids, 3], EXACTLY)[1].matched == len(ids)
+
+
+def test_weights_that_have_changed_meanwhile_are_not_used_for_it() -> None:
+    lm, _ = approximate()
+    lm.fingerprint = "other"
+    assert lm.repair() == 0
+    assert len(lm.repairs) == 0
+    assert lm.cache.stats().pinned == 0
+
+
+def test_what_is_not_stored_or_exact_is_not_repaired() -> None:
+    lm = HybridLM(tiny_model("qwen3_5"), cache=PrefixCache("32MiB", 16), prefill_chunk=48, min_tail=8)
+    lm.generate(DOCUMENT, max_new_tokens=1)
+    lm.generate(PROMPT, max_new_tokens=1, store=False)
+    lm.generate(PROMPT, max_new_tokens=1, replay="exact")
+    assert len(lm.repairs) == 0
+
+
+def test_predicted_times_come_from_what_was_seen() -> None:
+    lm, _ = approximate()
+    times = lm.generate([*DOCUMENT[:120], 3, 4, 5], max_new_tokens=1, store=False).timings
+    assert times.predicted > 0
