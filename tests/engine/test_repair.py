@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tailreplay import HybridLM, PrefixCache
+from tailreplay.cli import main
 from tailreplay.modes import parse_reuse
 from tailreplay.provenance import Start
 from tests.engine.test_anchors import EXACTLY, floor, restore, state_errors
@@ -52,12 +55,13 @@ def test_repair_makes_room_and_goes_on_later() -> None:
         asked.append(after)
         return len(asked) > after
 
-    # Interrupted in the replay, then between chunks; what was stored by then is kept.
-    assert lm.repair(lambda: waits(2)) == 0
-    assert len(lm.repairs) == 1
+    # Interrupted in the replay.
+    assert lm.repair(lambda: waits(1)) == 0
+    assert (len(asked), len(lm.repairs), lm.cache.stats().pinned) == (3, 1, 0), "the last was whether to go on"
     asked.clear()
-    groups = len(lm.backbone.topology.stored_groups)
-    assert lm.repair(lambda: waits(groups + 2)) == 0
+    # Between two chunks: what was stored by then is kept.
+    stored_groups = len(lm.backbone.topology.stored_groups)
+    assert lm.repair(lambda: waits(stored_groups + 2)) == 0
     assert len(lm.repairs) == 1
     _, plan = restore(lm, [*ids, 3], EXACTLY)
     assert 173 < plan.matched < len(ids)
@@ -85,3 +89,20 @@ def test_predicted_times_come_from_what_was_seen() -> None:
     lm, _ = approximate()
     times = lm.generate([*DOCUMENT[:120], 3, 4, 5], max_new_tokens=1, store=False).timings
     assert times.predicted > 0
+
+
+def test_policies_are_compared_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--length", "150", "--turns", "3", "--tokens", "24", "--documents", "1", "--chunk", "128", "--json"]
+    assert main(["bench", "policies", *arguments, "--ratio", "0.3"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    of = {(row["policy"], row["turn"]): row for row in rows}
+    assert [of["zero, always", turn]["depth"] for turn in (1, 2, 3)] == [1, 2, 3]
+    assert [of["zero, 1", turn]["depth"] for turn in (1, 2, 3)] == [1, 2, 2]
+    assert [of["zero, never", turn]["computed"] for turn in (1, 2, 3)] == [24, 48, 72]
+    assert [of["carried, always", turn]["depth"] for turn in (1, 2, 3)] == [1, 1, 1]
+    assert [of["carried, always, repair", turn]["exact"] for turn in (1, 2, 3)] == [False, True, True]
+    for turn in (1, 2, 3):
+        assert of["exact", turn]["exact"]
+        assert of["exact", turn]["kl"] < 1e-8 <= of["off", turn]["kl"] + 1e-8
+        assert of["zero, always", turn]["kl"] > 1e-7
+    assert main(["bench", "policies", "--turns", "0"]) == 2
