@@ -92,7 +92,7 @@ def test_predicted_times_come_from_what_was_seen() -> None:
 
 
 def test_policies_are_compared_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--length", "150", "--turns", "3", "--tokens", "24", "--documents", "1", "--chunk", "128", "--json"]
+    arguments = ["--length", "250", "--turns", "3", "--tokens", "24", "--documents", "1", "--chunk", "128", "--json"]
     assert main(["bench", "policies", *arguments, "--ratio", "0.3"]) == 0
     rows = json.loads(capsys.readouterr().out)
     of = {(row["policy"], row["turn"]): row for row in rows}
