@@ -25,7 +25,6 @@ from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked, load_of
 from tailreplay.events import PageEvents
 from tailreplay.keys import token_bytes
-from tailreplay.page import Page
 from tailreplay.pages import state_codec
 from tailreplay.plan import ReplayPlan, without_reuse
 from tailreplay.provenance import Start
@@ -272,10 +271,10 @@ class SchedulerSide:
             tracked.namespace = replace(tracked.namespace, model=self._model_now)
         self.catalog.clear()
 
-    def loading(self, request: str) -> tuple[list[int], tuple[Page, ...]]:
-        """Return a request's tokens so far and the pages that its load reads now. For checks."""
+    def loading(self, request: str) -> tuple[list[int], ReplayPlan | None]:
+        """Return a request's tokens so far and the plan that its load follows now. For checks."""
         tracked = self._requests[request]
-        return list(tracked.request.all_token_ids), tracked.plan.pages if tracked.plan is not None else ()
+        return list(tracked.request.all_token_ids), tracked.plan
 
     @property
     def has_orders(self) -> bool:
@@ -295,7 +294,7 @@ class SchedulerSide:
 
     def _saves(self, tracked: Tracked, position: int, blocks: tuple[list[int], ...]) -> list[Save]:
         """Return the order to save a request's states after `position` tokens, which are in its blocks; or nothing."""
-        if position <= 0:
+        if position <= 0 or not self.catalog.anchors.slots:
             return []
         save = self._saver.order(tracked, position, self._geometry.state_blocks(blocks, position))
         return [save] if save is not None else []
