@@ -15,6 +15,7 @@ from tailreplay.engines.vllm.messages import Load, Save, StepMetadata, StepRepor
 from tailreplay.engines.vllm.scheduler import SchedulerSide
 from tailreplay.engines.vllm.settings import Settings, parse_settings
 from tailreplay.pages import PartSpec
+from tailreplay.storage import Storage
 from tests.vllm_live.test_scheduler import IDLE, geometry, preempting, request
 
 STATE = PartSpec("state0", (2, 4, 4), torch.float32)
@@ -251,6 +252,19 @@ def test_a_preempted_request_finds_what_it_saved() -> None:
     assert (again.matched, again.load.tail) == (768, 256)
     again.compute(len(IDS) - 768)
     assert again.finish() == []
+    assert side.catalog.pinned == 0
+
+
+def test_a_hit_inside_a_page_without_hiddens_is_one_and_stores_nothing() -> None:
+    side = make(storage=Storage(hidden_share=0.02))
+    whole(side, request("first", IDS[:300]))
+    whole(side, request("others", [5, *IDS]))
+    run = Run(side, request("second", [*IDS[:300], *IDS[600:700]], **EXACT))
+    assert run.load is not None
+    assert (run.matched, run.load.tail, run.load.hidden_slots[-1]) == (300, 0, -1)
+    assert run.compute(100) == []
+    assert run.finish() == []
+    assert side.counts["refused:no_hiddens"] == 1
     assert side.catalog.pinned == 0
 
 

@@ -42,7 +42,8 @@ def test_an_exact_hit_has_the_states_of_a_cold_run(both: Engine, name: str) -> N
     block = both.block
     m = {"B-1": block - 1, "B": block, "B+1": block + 1, "2B": 2 * block}.get(name) or int(name)
     base = tokens(1200)
-    store(both, base)
+    both.run(base, chunk=400, mode="off")
+    both.run(OTHER, mode="off", store=False)
     prompt = [*base[:m], 3 + (base[m] - 2) % 997, 9, 9]
     forget_own(both)
     cold = both.run(prompt, mode="off", store=False)
@@ -52,6 +53,7 @@ def test_an_exact_hit_has_the_states_of_a_cold_run(both: Engine, name: str) -> N
     hit = both.run(prompt, mode="exact", store=False)
     assert hit.report["matched"] == m
     assert hit.report["replayed"] == m - (hit.report["anchor"] or 0)
+    assert (m > 400) == (hit.report["anchor"] is not None)
     assert error(hit, cold) < max(2 * error(other, cold), 0.02)
 
 

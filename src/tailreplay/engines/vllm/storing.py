@@ -65,6 +65,10 @@ class PageWriter:
             # The engine's own cache had more of the prefix than is stored: nothing can follow what is missing.
             self._counts["refused:gap"] += 1
             return
+        if plan is not None and plan.matched % self._page_size and not plan.pages[-1].has_hidden:
+            # A hit that begins with saved states and ends inside a page whose hiddens are gone: it cannot be filled.
+            self._counts["refused:no_hiddens"] += 1
+            return
         full = plan.matched // self._page_size if plan is not None else 0
         page = plan.pages[full - 1] if plan is not None and full else self._catalog.root(tracked.namespace)
         self._catalog.pin((page,))
