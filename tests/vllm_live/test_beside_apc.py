@@ -53,7 +53,8 @@ def test_an_exact_hit_has_the_states_of_a_cold_run(both: Engine, name: str) -> N
     hit = both.run(prompt, mode="exact", store=False)
     assert hit.report["matched"] == m
     assert hit.report["replayed"] == m - (hit.report["anchor"] or 0)
-    assert (m > 400) == (hit.report["anchor"] is not None)
+    # In this mode vLLM ends a prompt's chunks where its blocks end.
+    assert hit.report["anchor"] == (m // block * block or None)
     assert error(hit, cold) < max(2 * error(other, cold), 0.02)
 
 
