@@ -10,10 +10,11 @@ import torch
 
 from tailreplay.anchor import Anchor
 from tailreplay.engines.vllm.anchor_store import anchor_room
-from tailreplay.engines.vllm.anchoring import LEAST_GAP
+from tailreplay.engines.vllm.anchoring import LEAST_GAP, warn_of_chunks
 from tailreplay.engines.vllm.messages import Load, Save, StepMetadata, StepReport
 from tailreplay.engines.vllm.scheduler import SchedulerSide
 from tailreplay.engines.vllm.settings import Settings, parse_settings
+from tailreplay.engines.vllm.stats import GAUGES, SERIES, TailReplayStats
 from tailreplay.pages import PartSpec
 from tailreplay.storage import Storage
 from tests.vllm_live.test_scheduler import IDLE, geometry, preempting, request
@@ -272,6 +273,27 @@ def test_requests_that_store_nothing_save_nothing() -> None:
     side = make()
     turn = whole(side, request("first", IDS[:300], kv_transfer_params={"tailreplay": {"store": False}}))
     assert turn.saves == []
+
+
+def test_metrics_and_the_log_tell_of_anchors() -> None:
+    side = make()
+    whole(side, request("first", IDS[:300]))
+    whole(side, request("second", [*IDS[:300], 5], **EXACT))
+    stats = TailReplayStats(side.take_stats())
+    counts, sizes = stats.data["counts"], stats.data["sizes"]
+    assert (counts["anchors_stored"], counts["anchor_hits"], counts["start:complete"]) == (2, 1, 1)
+    assert sizes["anchors"] == 2
+    assert sizes["bytes_used"] == side.catalog.bytes_used + 2 * side.anchor_bytes <= sizes["bytes_limit"]
+    assert {name.partition(":")[0] for name in counts} <= set(SERIES)
+    assert set(sizes) == set(GAUGES)
+    assert stats.reduce()["exact_hit_share"] == 1.0
+
+
+def test_chunks_that_are_longer_than_asked_for_get_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for interval in (0, 2048, 512):
+        warn_of_chunks(interval, 2048)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "up to 2048 tokens apart, not 512" in said
 
 
 def test_both_sides_have_room_for_as_many() -> None:
