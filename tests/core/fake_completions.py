@@ -90,6 +90,12 @@ class _Handler(BaseHTTPRequestHandler):
                 for name, count in self.server.counts.items()
                 for kind, label, value in [name.split(":")]
             ]
+            lines += [
+                'vllm:tailreplay_cache_bytes{engine="0",tier="host"} 4096.0',
+                'vllm:tailreplay_cache_anchors{engine="0",tier="host"} 3.0',
+                'vllm:tailreplay_anchor_hits_total{engine="0"} 2.0',
+                'vllm:tailreplay_anchor_hits_created{engine="0"} 1.7e9',
+            ]
             self._send(200, "\n".join(["# TYPE vllm:tailreplay_hits counter", *lines]).encode())
         else:
             self._json({"error": {"message": "no such page"}}, 404)

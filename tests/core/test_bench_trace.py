@@ -261,6 +261,22 @@ def test_the_command_measures_a_trace(capsys: pytest.CaptureFixture[str]) -> Non
     assert sum(each["requests"] for each in out["over_time"]) == 12
 
 
+def test_what_tailreplay_counts_is_in_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(metrics=True) as server:
+        out = run_json(capsys, "--url", server.url, "--trace", "chats", "--concurrency", "1")
+        assert main(["bench", "trace", "--url", server.url, *FAST]) == 0
+    hits = server.counts["hits:provenance:approximate"]
+    assert out["cache_lookups"] == 12
+    assert 0 < out["cache_hits"] <= hits
+    assert (out["cache_anchor_hits"], out["cache_anchors"], out["cache_bytes"]) == (2, 3, 4096)
+    assert out["exact_hit_share"] == 0
+    shown = capsys.readouterr().out
+    assert "0.0% of them exact" in shown
+    assert "3 saved states among them" in shown
+    with serving() as server:
+        assert run_json(capsys, "--url", server.url)["exact_hit_share"] is None
+
+
 def test_failures_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(fails_after=7) as server:
         out = run_json(capsys, "--url", server.url)
@@ -324,6 +340,7 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["--bucket", "-1"], "--bucket must be a number above 0, got -1"),
         (["--max-prompt", "10"], "--max-prompt must be at least 64, got 10"),
         (["--vocabulary", "3"], "--vocabulary must be more than 16, got 3"),
+        (["--no-anchors"], "--no-anchors goes with --start tailreplay only"),
         (["--trace", "/no/such/file"], "or a file in Mooncake's format, got '/no/such/file'"),
     ],
 )

@@ -15,24 +15,28 @@ from tests.vllm_live import tiny_models
 from tests.vllm_live.conftest import Engine, error
 
 IDS = [3 + i * 7919 % 997 for i in range(700)]
-MATCHED = 600
+MATCHED, SAVED = 600, 400
 
 
 def measure(architecture: str, folder: Path, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return how far states are from those of a cold run: after a hit, after other chunks, and after no replay."""
+    """Return how far states are from those of a cold run: after a hit that replays all, after
+    one that begins with a saved state, after other chunks, and after no replay."""
     tiny_models.save(architecture, folder)
     engine = Engine(folder, arguments, host_bytes="64MiB", min_match=1)
     try:
         prompt = [*IDS[:MATCHED], 5]
-        engine.run(IDS, mode="off")
+        engine.run(IDS, chunk=SAVED, mode="off")
         engine.run([5, 6, 7], mode="off", store=False)  # a step in which the last page lands
         cold = engine.run(prompt, mode="off", store=False)
         chunked = engine.run(prompt, chunk=200, mode="off", store=False)
-        hit = engine.run(prompt, mode="exact", store=False)
+        hit = engine.run(prompt, mode="replay", ratio=1.0, start="zero", store=False)
+        resumed = engine.run(prompt, mode="exact", store=False)
         zero = engine.run(prompt, mode="zero", store=False)
         return {
             "report": hit.report,
+            "resumed_report": resumed.report,
             "hit": error(hit, cold),
+            "resumed": error(resumed, cold),
             "floor": error(chunked, cold),
             "zero": error(zero, cold),
             "states": len(hit.states),

@@ -44,7 +44,7 @@ def test_the_skip_leaves_the_feed_forward_part_out_and_the_states_as_they_are(en
     for name, ablation in ABLATIONS.items():
         inside.set(ablation, HostClock())
         calls.clear()
-        found[name] = engine.run(PROMPT, mode="replay", ratio=0.5, store=False)
+        found[name] = engine.run(PROMPT, mode="replay", ratio=0.5, start="zero", store=False)
         assert found[name].report["replayed"] == 350
         # The query runs them in any case.
         assert calls == dict.fromkeys(last, 1 if ablation.skip else 2)
@@ -59,7 +59,7 @@ def test_the_skip_leaves_the_feed_forward_part_out_and_the_states_as_they_are(en
 def test_each_phase_of_a_hit_is_timed_and_those_of_a_miss_are_not(engine: Engine, inside: Inside) -> None:
     inside.set(METHOD, HostClock())
     before = inside.spent()
-    engine.run(PROMPT, mode="replay", ratio=0.5, store=False)
+    engine.run(PROMPT, mode="replay", ratio=0.5, start="zero", store=False)
     hit = inside.spent().since(before)
     assert min(hit.lookup, hit.copy, hit.replay) > 0
     before = inside.spent()
@@ -78,7 +78,7 @@ def test_tails_are_read_before_keys_and_values(engine: Engine, inside: Inside, m
         read(arena, part, *args)
 
     monkeypatch.setattr(HostArena, "read", noting)
-    engine.run(PROMPT, mode="replay", ratio=0.5, store=False)
+    engine.run(PROMPT, mode="replay", ratio=0.5, start="zero", store=False)
     groups = len(tapped_model().topology.stored_groups)
     # Later reads of hiddens are those of the last, partial page, which goes on being filled.
     assert reads.index("kv") == groups > 0

@@ -42,7 +42,8 @@ def test_an_exact_hit_has_the_states_of_a_cold_run(both: Engine, name: str) -> N
     block = both.block
     m = {"B-1": block - 1, "B": block, "B+1": block + 1, "2B": 2 * block}.get(name) or int(name)
     base = tokens(1200)
-    store(both, base)
+    both.run(base, chunk=400, mode="off")
+    both.run(OTHER, mode="off", store=False)
     prompt = [*base[:m], 3 + (base[m] - 2) % 997, 9, 9]
     forget_own(both)
     cold = both.run(prompt, mode="off", store=False)
@@ -50,7 +51,10 @@ def test_an_exact_hit_has_the_states_of_a_cold_run(both: Engine, name: str) -> N
     other = both.run(prompt, chunk=max(16, m // 3), mode="off", store=False)
     forget_own(both)
     hit = both.run(prompt, mode="exact", store=False)
-    assert hit.report["matched"] == hit.report["replayed"] == m
+    assert hit.report["matched"] == m
+    assert hit.report["replayed"] == m - (hit.report["anchor"] or 0)
+    # In this mode vLLM ends a prompt's chunks where its blocks end.
+    assert hit.report["anchor"] == (m // block * block or None)
     assert error(hit, cold) < max(2 * error(other, cold), 0.02)
 
 
@@ -65,7 +69,7 @@ def test_approximate_states_are_never_handed_out(both: Engine, aligned: bool) ->
     forget_own(both)
     cold = both.run([*longer, 4], mode="off", store=False)
     forget_own(both)
-    hit = both.run(longer, mode="replay", ratio=0.05, store=False)
+    hit = both.run(longer, mode="replay", ratio=0.05, start="zero", store=False)
     assert not hit.report["exact"]
     for _ in range(3):
         plain = both.run([*longer, 4], mode="off", store=False)
@@ -96,7 +100,7 @@ def test_a_nearby_exact_state_of_vllms_own_is_taken(both: Engine) -> None:
     base = tokens(2 * block + 30)
     for _ in range(3):
         store(both, base)
-    hit = both.run([*base, 9, 9], mode="replay", ratio=0.05)
+    hit = both.run([*base, 9, 9], mode="replay", ratio=0.05, start="zero")
     assert hit.report["source"] == "engine"
     assert hit.report["matched"] == hit.cached == 2 * block
     assert hit.report["exact"]
@@ -104,3 +108,29 @@ def test_a_nearby_exact_state_of_vllms_own_is_taken(both: Engine) -> None:
     both.run(OTHER, mode="off", store=False)
     forget_own(both)
     assert both.run([*base, 9, 9, 4], mode="exact", store=False).report["matched"] == len(base) + 2
+
+
+@pytest.mark.parametrize("extra", [0, 70])
+def test_states_are_saved_from_the_block_where_they_lie(both: Engine, extra: int) -> None:
+    """Here that is the block of the last token, and vLLM publishes what a hit writes there."""
+    block = both.block
+    base = tokens(2 * block + extra)
+    store(both, base)
+    longer = [*base, *tokens(block)]
+    forget_own(both)
+    cold = both.run(longer, mode="off", store=False)
+    forget_own(both)
+    hit = both.run(longer, mode="exact", max_tokens=4)
+    assert (hit.report["matched"], hit.report["anchor"], hit.report["replayed"]) == (len(base), len(base), 0)
+    again = both.run([*longer, 4], mode="off", store=False)
+    assert again.cached >= block, "vLLM's own cache has what the hit left"
+    both.run(OTHER, mode="off", store=False)
+    forget_own(both)
+    turn = both.run([*longer, *hit.tokens, 8], mode="exact", store=False)
+    assert turn.report["anchor"] == turn.report["matched"] == len(longer) + 3
+    forget_own(both)
+    plain = both.run([*longer, 4], mode="off", store=False)
+    assert error(again, plain) < 0.05
+    forget_own(both)
+    assert error(turn, both.run([*longer, *hit.tokens, 8], mode="off", store=False)) < 0.05
+    assert error(both.run(longer, mode="exact", store=False), cold) < 0.05

@@ -13,7 +13,7 @@ import pytest
 
 from tailreplay.engines.vllm.adapters import ARCHITECTURES
 from tailreplay.engines.vllm.launch import environment
-from tests.vllm_live.run_models import MATCHED
+from tests.vllm_live.run_models import MATCHED, SAVED
 
 # Those that vLLM's CPU build cannot run, and what it says.
 ELSEWHERE = {
@@ -47,7 +47,10 @@ def test_an_exact_hit_has_the_states_of_a_cold_run(architecture: str, outcomes: 
     assert outcome["report"]["matched"] == outcome["report"]["replayed"] == MATCHED
     assert outcome["report"]["exact"]
     assert outcome["states"] >= 5
-    assert outcome["hit"] < max(2 * outcome["floor"], 0.02)
+    assert outcome["resumed_report"]["exact"]
+    assert (outcome["resumed_report"]["anchor"], outcome["resumed_report"]["replayed"]) == (SAVED, MATCHED - SAVED)
+    for kind in ("hit", "resumed"):
+        assert outcome[kind] < max(2 * outcome["floor"], 0.02)
     # Nor would no replay at all have passed.
     assert outcome["zero"] > 0.5
 

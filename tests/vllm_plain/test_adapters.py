@@ -86,7 +86,7 @@ def running(*_: Any) -> Iterator[None]:
 
 def replay_all(model: TappedModel, first: int = 0, *, parts: tuple[int, ...] = (len(IDS),)) -> None:
     """Replay tokens from `first` on, in parts, from what the taps hold."""
-    load = SimpleNamespace(matched=len(IDS), tail=len(IDS) - first, tail_ids=IDS[first:], states={})
+    load = SimpleNamespace(matched=len(IDS), tail=len(IDS) - first, tail_ids=IDS[first:], states={}, anchor=-1)
     taps = [tap.clone() for tap in model.taps]
     done = 0
     for count in parts:

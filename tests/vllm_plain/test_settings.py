@@ -30,6 +30,12 @@ def test_settings_have_defaults_and_take_sizes_as_people_write_them() -> None:
         ({"min_match": 0}, "'min_match' must be a positive integer"),
         ({"max_replay_tokens_per_step": "2k"}, "positive integer"),
         ({"prefix_wait": -1}, "at least 0"),
+        ({"start": "cold"}, "'start' is wrong: The start must be one of zero, anchor, carried"),
+        ({"replay": "exact", "start": "cold"}, "'start' is wrong"),
+        ({"reuse_approximate": "sometimes"}, "'reuse_approximate' is wrong"),
+        ({"anchor_interval": 100}, "multiple of 16"),
+        ({"anchor_codec": "int4"}, "'anchor_codec' must be one of"),
+        ({"anchor_bytes": "some"}, "not a size"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_sentence(given: dict[str, object], message: str) -> None:
@@ -49,6 +55,24 @@ def test_a_request_overrides_what_it_names() -> None:
     assert parse_options({"mode": "zero"}, settings).store is False
 
 
+def test_starts_and_approximate_pages_have_defaults_that_requests_override() -> None:
+    settings = parse_settings({"replay": 0.1, "start": "anchor", "reuse_approximate": 1, "anchor_bytes": "1MiB"})
+    assert settings.storage.anchor_bytes == "1MiB"
+    assert (settings.reuse.start, settings.reuse.terms.depth) == ("anchor", 1)
+    asked = parse_options({"start": "zero"}, settings).reuse
+    assert (asked.start, asked.ratio, asked.depth) == ("zero", 0.1, 1)
+    assert parse_options({"mode": "replay"}, settings).reuse.start == "anchor"
+    assert parse_options({"reuse_approximate": "never"}, settings).reuse.terms.depth == 0
+    exact = parse_options({"mode": "exact"}, settings).reuse
+    assert exact.terms.depth == 0
+    assert exact.anchors
+    # Who names a start wants a replay.
+    of_exact = parse_settings({"replay": "exact", "start": "zero"})
+    assert of_exact.reuse.mode == "exact"
+    assert parse_options({"start": "anchor"}, of_exact).reuse.mode == "replay"
+    assert parse_options({"reuse_approximate": "never"}, of_exact).reuse.mode == "exact"
+
+
 WRONG = [
     5,
     [],
@@ -59,6 +83,9 @@ WRONG = [
     {"ratio": 1.5},
     {"store": 1},
     {"extra": 1},
+    {"start": "cold"},
+    {"mode": "exact", "start": "zero"},
+    {"reuse_approximate": -1},
 ]
 
 

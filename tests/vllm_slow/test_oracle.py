@@ -28,6 +28,7 @@ class Hit:
 
     ids: list[int]
     ratio: float
+    exact: bool
     states: dict[str, list[Any]]
 
 
@@ -37,6 +38,7 @@ class Traffic:
 
     hits: list[Hit] = field(default_factory=list)
     aborted: int = 0
+    anchored: int = 0
     finished: int = 0
     resident: list[int] = field(default_factory=list)
 
@@ -65,11 +67,12 @@ def drive(engine: Engine, draw: random.Random) -> Traffic:
     def loaded(load: Any) -> None:
         _, options = prompts[load.request.rsplit("-", 1)[0]]
         # After a preemption a request's own answer is part of what it matches.
-        ids, pages = engine.deciding.loading(load.request)
-        ratio = 1.0 if load.tail == load.matched else options.get("ratio", 0.05)
+        ids, plan = engine.deciding.loading(load.request)
         states = engine.worker.states.read(load.states)
-        if all(page.provenance.is_exact for page in pages):
-            traffic.hits.append(Hit(ids[: load.matched], ratio, states))
+        if plan is not None and all(page.provenance.is_exact for page in plan.pages):
+            hit = Hit(ids[: load.matched], options.get("ratio", 0.05), plan.exact, states)
+            traffic.hits.append(hit)
+            traffic.anchored += plan.anchor is not None
 
     engine.worker.observer = loaded
     sent, running, leaves = 0, set[str](), dict[str, int]()
@@ -79,7 +82,10 @@ def drive(engine: Engine, draw: random.Random) -> Traffic:
             cut = draw.randrange(100, len(document))
             ids = document[:cut] + [draw.randrange(3, 1000) for _ in range(draw.randrange(1, 250))]
             mode = draw.choice(["exact", "exact", "replay", "half", "off"])
-            options = {"mode": mode} if mode != "half" else {"mode": "replay", "ratio": 0.5}
+            options = {"mode": mode}
+            if mode in ("replay", "half"):
+                # A state is carried or not by what others have saved meanwhile: alone it would be another one.
+                options = {"mode": "replay", "ratio": 0.5 if mode == "half" else 0.05, "start": "zero"}
             name = f"r{sent}"
             prompts[name] = ids, options
             params = SamplingParams(
@@ -125,8 +131,11 @@ def test_every_hit_has_the_states_that_it_has_alone(engine: Engine) -> None:
     assert catalog.pinned == 0
     assert catalog.bytes_used <= engine.deciding.limit_bytes
     assert len(traffic.hits) > REQUESTS // 4
-    exact = [hit for hit in traffic.hits if hit.ratio == 1.0]
+    exact = [hit for hit in traffic.hits if hit.exact]
     assert len(exact) > REQUESTS // 10
+    assert traffic.anchored > REQUESTS // 20
+    assert catalog.anchors.evicted > 0
+    assert catalog.anchors.used <= catalog.anchors.slots
     # Nothing is left of requests that have ended; the last one to end lands with the next step.
     assert engine.worker.capture.requests <= 1
     assert len(engine.deciding._requests) + len(engine.deciding._landing) <= 2
@@ -151,14 +160,14 @@ def test_every_hit_has_the_states_that_it_has_alone(engine: Engine) -> None:
 
 def test_approximate_hits_have_the_states_of_the_same_replay_alone(engine: Engine) -> None:
     traffic = drive(engine, random.Random(1))
-    approximate = [hit for hit in traffic.hits if hit.ratio < 1.0][:60]
+    approximate = [hit for hit in traffic.hits if not hit.exact][:60]
     assert len(approximate) > 10
     seen: list[dict[str, list[Any]]] = []
     for hit in approximate:
         engine.run(hit.ids, mode="off")
         engine.run(OTHER, mode="off", store=False)
         engine.worker.observer = lambda load: seen.append(engine.worker.states.read(load.states))
-        again = engine.run([*hit.ids, 4], mode="replay", ratio=hit.ratio, store=False)
+        again = engine.run([*hit.ids, 4], mode="replay", ratio=hit.ratio, start="zero", store=False)
         engine.worker.observer = None
         assert again.report["matched"] == len(hit.ids)
         assert error(as_finished(hit.states), as_finished(seen[-1])) < 0.05

@@ -26,7 +26,7 @@ Scores = dict[str, list[float]]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    running = Engine(BUNDLED, host_bytes="256MiB", min_match=1, min_tail=1)
+    running = Engine(BUNDLED, host_bytes="256MiB", min_match=1, min_tail=1, anchor_bytes=0)
     print(f"\npages of {running.block} tokens")
     yield running
     running.close()

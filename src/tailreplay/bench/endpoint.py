@@ -19,6 +19,7 @@ from tailreplay.errors import InvalidRequestError, TailReplayError
 _COUNTER = re.compile(
     r'^\w*:?tailreplay_(hits|misses)_total\{.*(?:provenance|reason)="([^"]*)".*\} (\S+)', re.MULTILINE
 )
+_SERIES = re.compile(r"^\w*:?tailreplay_(\w+?)(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
 _OTHER_SECONDS = 30  # for everything but completions
 
 
@@ -244,6 +245,17 @@ class Endpoint:
         for kind, label, value in _COUNTER.findall(answer.text):
             counts[f"{kind}:{label}"] += round(float(value))
         return counts
+
+    async def series(self) -> dict[str, float] | None:
+        """Return all of tailreplay's counters and gauges now, summed over their labels, if the server has any."""
+        try:
+            answer = await self._http.get("/metrics")
+        except self._errors:
+            return None
+        found: dict[str, float] = {}
+        for name, value in _SERIES.findall(answer.text):
+            found[name] = found.get(name, 0.0) + float(value)
+        return found or None
 
     async def _first_model(self) -> str:
         try:

@@ -17,6 +17,7 @@ from tailreplay.bench.files import require
 from tailreplay.bench.patterns import FIRST_TOKEN, LAST_TOKEN
 from tailreplay.bench.peers import SERVERS, add_server_arguments
 from tailreplay.bench.report_files import add_file_arguments, check_files, options_of, write_files
+from tailreplay.bench.trace_cache import cache_report, settled
 from tailreplay.bench.trace_load import Load, Outcome
 from tailreplay.bench.trace_plan import prepared
 from tailreplay.bench.trace_report import OVER_TIME, lines, over_time, report
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of made traces and --poisson (default: %(default)s)")
     add("--timeout", type=float, default=300, help="seconds a request may take (default: %(default)s)")
     add("--bucket", type=float, default=10.0, help="seconds of a line of the table over time (default: %(default)s)")
+    add("--no-anchors", action="store_true", help="with --start tailreplay: let it save no states")
     add_server_arguments(parser)
     add_file_arguments(parser)
     add("--json", action="store_true", help="print one JSON object instead of tables")
@@ -62,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.poisson,
     )
     outcomes: list[Outcome] = []
+    held: dict[str, float] = {}
     status = 0
 
     async def measure(endpoint: Endpoint) -> None:
@@ -69,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             load = Load(endpoint, requests, arguments.concurrency, outcomes)
             _say(f"sending {len(requests)} requests over {requests[-1].at:.0f} s …")
             await load.run()
+            held.update(await settled(endpoint, len(outcomes)))
 
     try:
         with tempfile.TemporaryDirectory() as folder, _server(arguments, Path(folder)) as endpoint:
@@ -79,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     except TailReplayError as error:
         _say(f"tailreplay: {error}")
         return 1
-    measured = report(outcomes, arguments.bucket)
+    measured = {**report(outcomes, arguments.bucket), **cache_report(held)}
     _print(arguments, measured)
     return status or int(measured["errors"] == measured["requests"])
 
@@ -99,6 +103,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise InvalidRequestError(f"--max-prompt must be at least 64, got {arguments.max_prompt}.")
     if arguments.vocabulary <= FIRST_TOKEN:
         raise InvalidRequestError(f"--vocabulary must be more than {FIRST_TOKEN}, got {arguments.vocabulary}.")
+    if arguments.no_anchors and arguments.start != "tailreplay":
+        raise InvalidRequestError("--no-anchors goes with --start tailreplay only.")
     if arguments.url is not None:
         if not arguments.url.startswith(("http://", "https://")):
             raise InvalidRequestError(f"--url must be http://…, got {arguments.url!r}.")
@@ -116,7 +122,8 @@ def _server(arguments: argparse.Namespace, folder: Path) -> AbstractContextManag
     from tailreplay.bench.traffic import served_model
 
     _say(f"starting vLLM ({arguments.start}) …")
-    return started(arguments, arguments.start, served_model(arguments, folder), arguments.max_prompt + 1)
+    settings = {"anchor_bytes": 0} if arguments.no_anchors else None
+    return started(arguments, arguments.start, served_model(arguments, folder), arguments.max_prompt + 1, settings)
 
 
 def _print(arguments: argparse.Namespace, measured: dict[str, Any]) -> None:

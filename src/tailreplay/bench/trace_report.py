@@ -12,6 +12,7 @@ import numpy as np
 from tailreplay.bench.numbers import percentile
 from tailreplay.bench.trace_load import Outcome
 from tailreplay.bench.traces import Tokens
+from tailreplay.sizes import format_bytes
 
 _LATE = 0.01
 
@@ -128,8 +129,23 @@ def lines(measured: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokens/s in / out", _joined(measured, ("tokens_in_per_s", "tokens_out_per_s"), _plain)),
         ("prompt tokens reused", _percent(measured["hit_share"]) or "not reported"),
         ("an ideal cache", _percent(measured["ideal_share"])),
+        *_cache_lines(measured),
         ("waited for an earlier answer", str(measured["waited_for_answers"])),
         ("waited for a turn", str(measured["waited_for_a_turn"])),
+    ]
+
+
+def _cache_lines(measured: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what tailreplay's own counters add; nothing for other servers."""
+    if measured.get("cache_hits") is None:
+        return []
+    hits, anchors = int(measured["cache_hits"]), int(measured["cache_anchors"])
+    exact = _percent(measured["exact_hit_share"]) or "–"
+    return [
+        ("hits, exact ones", f"{hits} of {int(measured['cache_lookups'])} requests, {exact} of them exact"),
+        ("hits that began with saved states", str(int(measured["cache_anchor_hits"]))),
+        ("tokens replayed", f"{int(measured['cache_replayed_tokens']):,}"),
+        ("cached bytes", f"{format_bytes(int(measured['cache_bytes']))}, {anchors} saved states among them"),
     ]
 
 

@@ -48,7 +48,9 @@ class VllmEngine:
             "max_model_len": longest,
         }
         with tempfile.TemporaryDirectory() as folder:
-            self._llm = start(folder_of(target, plan.dtype, Path(folder)), plan.dtype, needs.pages, self.flags)
+            folder_or_id = folder_of(target, plan.dtype, Path(folder))
+            # The paper's replay is timed, and `needs.pages` is room for pages only.
+            self._llm = start(folder_or_id, plan.dtype, needs.pages, self.flags, anchor_bytes=0)
         self._inside = Inside(self._llm)
         self._clock = clock_of(device)
         self._beside = not on_cpu
@@ -132,13 +134,15 @@ def folder_of(target: Target, dtype: str, folder: Path) -> str:
     return str(folder)
 
 
-def start(model: str, dtype: str, host_bytes: int, flags: dict[str, Any]) -> Any:
+def start(model: str, dtype: str, host_bytes: int, flags: dict[str, Any], **settings: Any) -> Any:
     """Return a `vllm.LLM` with the connector.
 
     Parameters
     ----------
     flags : dict
         More arguments of it.
+    settings
+        More of the connector's (see `engines.vllm.settings.Settings`).
 
     Raises
     ------
@@ -154,7 +158,7 @@ def start(model: str, dtype: str, host_bytes: int, flags: dict[str, Any]) -> Any
             model,
             dtype=dtype,
             skip_tokenizer_init=True,
-            kv_transfer_config=transfer_config({"host_bytes": host_bytes, "min_match": 1}),
+            kv_transfer_config=transfer_config({"host_bytes": host_bytes, "min_match": 1, **settings}),
             **flags,
         )
     except (RuntimeError, ValueError, AssertionError) as error:

@@ -10,6 +10,8 @@ import torch
 from tailreplay.ablation import Ablation
 from tailreplay.clock import Clock
 from tailreplay.engines.vllm import compat
+from tailreplay.engines.vllm.anchor_store import AnchorStore
+from tailreplay.engines.vllm.anchoring import warn_of_chunks
 from tailreplay.engines.vllm.messages import StepMetadata, StepReport
 from tailreplay.engines.vllm.plugin import tapped_model
 from tailreplay.engines.vllm.scheduler import SchedulerSide
@@ -43,6 +45,7 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         self._events = PageEvents() if compat.publishes_events(vllm_config) else None
         if role is compat.KVConnectorRole.SCHEDULER:
             storage = self._settings.storage
+            warn_of_chunks(self._settings.anchor_interval, vllm_config.scheduler_config.max_num_batched_tokens)
             model = compat.fingerprint(vllm_config, outlasts=bool(storage.tiers))
             self._scheduler = SchedulerSide(
                 self._settings, self._geometry, model, self._events, storage.open(lends=False)
@@ -115,8 +118,11 @@ class TailReplayConnector(compat.KVConnectorBase_V1, compat.SupportsHMA):  # typ
         blocks = self._kv_cache_config.num_blocks
         store = PageStore(self._settings, self._geometry, ranks, kv_caches, blocks)
         states = compat.StateBatch(self._vllm_config, self._kv_cache_config, self._geometry, device)
+        anchors = AnchorStore(self._settings, self._geometry, states, pin=device.type == "cuda")
         mover = self._mover(store, self._geometry.rank_name(ranks.rank))
-        self._worker = WorkerSide(self._settings, self._geometry, tapped_model(), store, states, ranks, device, mover)
+        self._worker = WorkerSide(
+            self._settings, self._geometry, tapped_model(), store, states, anchors, ranks, device, mover
+        )
 
     def start_load_kv(self, forward_context: compat.ForwardContext, **kwargs: Any) -> None:
         self._working.begin(forward_context, self._step, kwargs)

@@ -55,6 +55,25 @@ class Put:
 
 
 @dataclass(frozen=True)
+class Save:
+    """Store the states that a request has now as an anchor.
+
+    Attributes
+    ----------
+    tag : int
+        Names it in the report.
+    slot : int
+        Where they go.
+    states : dict
+        Block of each state group that holds them.
+    """
+
+    tag: int
+    slot: int
+    states: dict[int, int]
+
+
+@dataclass(frozen=True)
 class Load:
     """Restore a prefix: copy its pages, replay its tail.
 
@@ -76,6 +95,10 @@ class Load:
         Block of each state group that the request's first forward reads.
     waits : bool
         Whether this step's forward already uses the result (a synchronous load).
+    anchor : int
+        Slot of the states that the tail begins with; -1 for zero states.
+    save : Save or None
+        What to store of the result.
     """
 
     request: str
@@ -88,11 +111,13 @@ class Load:
     tail_ids: tuple[int, ...]
     states: dict[int, int]
     waits: bool = False
+    anchor: int = -1
+    save: Save | None = None
 
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """Orders for one step, in the order of their obeying: restarts, rows, puts, forgets; loads as time allows.
+    """Orders for one step, in the order of their obeying: restarts, rows, puts, saves, forgets; loads as time allows.
 
     Attributes
     ----------
@@ -109,13 +134,14 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     decoding: bool = False
     rows: list[Rows] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     """Pages to bring up from tiers below, in time."""
     spills: list[Spill] = field(default_factory=list)
     """Pages to write to tiers below, in time."""
     finals: list[str] = field(default_factory=list)
-    """Requests that have ended and whose last put is in `puts`: report them as sent."""
+    """Requests that have ended and whose last orders are in `puts` and `saves`: report them as sent."""
     restarts: list[str] = field(default_factory=list)
     """Requests that begin again (preempted, or their load failed on some rank): drop the hiddens held for them first."""
     forgets: list[str] = field(default_factory=list)
@@ -130,6 +156,9 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     failed: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
     """Slots of keys and values of pages whose bytes are not what was stored."""
+    damaged_anchors: set[int] = field(default_factory=set)
+    saved: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Saves by tag: how many ranks ended them in this step, and how many of these failed."""
     moved: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Fetches and spills by tag: how many ranks ended them in this step, and how many of these failed."""
     loaded: set[str] = field(default_factory=set)
@@ -143,18 +172,25 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     def aggregate(self, other: StepReport) -> StepReport:
         """Join two ranks' reports: a page counts only if every rank has it."""
         failed = self.failed | other.failed
-        moved = dict(self.moved)
-        for tag, (ended, failures) in other.moved.items():
-            before = moved.get(tag, (0, 0))
-            moved[tag] = before[0] + ended, before[1] + failures
         return StepReport(
             (self.stored & other.stored) - failed,
             failed,
             self.damaged | other.damaged,
-            moved,
+            self.damaged_anchors | other.damaged_anchors,
+            _sum(self.saved, other.saved),
+            _sum(self.moved, other.moved),
             self.loaded | other.loaded,
             max(self.load_seconds, other.load_seconds),
             max(self.replay_seconds, other.replay_seconds),
             max(self.replayed, other.replayed),
             self.decoding and other.decoding,
         )
+
+
+def _sum(one: dict[int, tuple[int, int]], other: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """Add up how many ranks ended an order, and how many failed, by tag."""
+    both = dict(one)
+    for tag, (ended, failures) in other.items():
+        before = both.get(tag, (0, 0))
+        both[tag] = before[0] + ended, before[1] + failures
+    return both

@@ -29,6 +29,11 @@ class Tail:
         """Position of the first of them in the sequence."""
         return self.load.matched - self.load.tail + self.done
 
+    @property
+    def before(self) -> int:
+        """Tokens that its states stand for; 0 if it begins with zero states."""
+        return self.start if self.load.anchor >= 0 else self.done
+
 
 ReadHidden: TypeAlias = "Callable[[Load, int, int, int], torch.Tensor]"
 
@@ -44,8 +49,8 @@ def replay(
 ) -> None:
     """Run the tails through each group's linear layers, all sequences in one batch. Mutates the states in vLLM's cache.
 
-    The feed-forward part after a group's last mixer is skipped. A tail's first part starts from the zero state, later ones
-    go on from what was left.
+    The feed-forward part after a group's last mixer is skipped. A tail's first part starts from the zero state, or
+    from the anchor that is in its blocks; later ones go on from what was left.
 
     Parameters
     ----------
@@ -58,7 +63,7 @@ def replay(
     positions = torch.cat([torch.arange(tail.start, tail.start + tail.count, device=device) for tail in tails])
     stored = 0
     with states.running(
-        [tail.done for tail in tails], [tail.count for tail in tails], [tail.load.states for tail in tails]
+        [tail.before for tail in tails], [tail.count for tail in tails], [tail.load.states for tail in tails]
     ):
         for group in model.topology.groups:
             if group.stores_hidden:

@@ -25,6 +25,9 @@ def report_of(plan: ReplayPlan, present: int) -> dict[str, Any]:
         "ratio": plan.ratio,
         "exact": plan.exact,
         "provenance": str(plan.provenance),
+        "depth": plan.provenance.depth,
+        "start": str(plan.start),
+        "anchor": plan.anchor.position if plan.anchor is not None else None,
         "miss_reason": plan.miss_reason,
         "stop": plan.stop,
         "short_tail": plan.short_tail,
@@ -56,17 +59,28 @@ class Tally:
             counts[f"miss:{plan.miss_reason}"] += 1
         else:
             counts["hit:exact" if plan.exact else "hit:approximate"] += 1
+            counts[f"start:{plan.start}"] += 1
+            counts["anchor_hits"] += plan.anchor is not None
 
-    def take(self, catalog: Catalog, limit: int) -> dict[str, Any]:
-        """Return the counts since the last call, and the sizes now; empty if nothing happened."""
+    def take(self, catalog: Catalog, limit: int, anchor_bytes: int = 0) -> dict[str, Any]:
+        """Return the counts since the last call, and the sizes now; empty if nothing happened.
+
+        Parameters
+        ----------
+        anchor_bytes : int
+            Of one anchor.
+        """
+        anchors = catalog.anchors
+        self.counts["anchors_stored"], self.counts["anchors_evicted"] = anchors.stored, anchors.evicted
         self.counts[f"evicted:{TIER}"] = catalog.evictions
         self.counts[f"stripped:{TIER}"] = catalog.stripped
         new = dict(self.counts - self._taken)
         self._taken = Counter(self.counts)
         sizes = {
-            "bytes_used": catalog.bytes_used,
+            "bytes_used": catalog.bytes_used + anchors.used * anchor_bytes,
             "bytes_limit": limit,
             "pages": catalog.pages,
             "pinned": catalog.pinned,
+            "anchors": anchors.used,
         }
         return {"counts": new, "sizes": sizes} if new else {}

@@ -11,10 +11,11 @@ from typing import Any
 
 from tailreplay.codecs import codec_of
 from tailreplay.engines.vllm import compat
+from tailreplay.engines.vllm.anchoring import AnchorWriter
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.lookup import Lookup
 from tailreplay.engines.vllm.lower import LowerSide
-from tailreplay.engines.vllm.messages import Load, Put, Rows, StepMetadata, StepReport
+from tailreplay.engines.vllm.messages import Load, Put, Rows, Save, StepMetadata, StepReport
 from tailreplay.engines.vllm.namespaces import namespace_of
 from tailreplay.engines.vllm.options import Options
 from tailreplay.engines.vllm.pacing import Pacer
@@ -24,8 +25,9 @@ from tailreplay.engines.vllm.storing import PageWriter
 from tailreplay.engines.vllm.tracked import Tracked, load_of
 from tailreplay.events import PageEvents
 from tailreplay.keys import token_bytes
-from tailreplay.page import Page
+from tailreplay.pages import state_codec
 from tailreplay.plan import ReplayPlan, without_reuse
+from tailreplay.provenance import Start
 from tailreplay.tiers.base import Tier
 
 log = logging.getLogger("vllm.tailreplay")
@@ -57,12 +59,18 @@ class SchedulerSide:
         self._model = model
         self._page_size = geometry.page_size
         self.limit_bytes = settings.host_bytes
+        codec = settings.storage.anchor_codec
+        self.anchor_bytes = geometry.anchor_bytes(codec)
         self.catalog = settings.storage.catalog(
-            self._page_size, settings.host_bytes, *geometry.page_bytes(settings.host_codec), events
+            self._page_size,
+            settings.host_bytes,
+            *geometry.page_bytes(settings.host_codec),
+            events,
+            anchor_bytes=self.anchor_bytes,
         )
         self._requests: dict[str, Tracked] = {}
         self._loads: list[Load] = []
-        self._finals: list[tuple[Tracked, list[Put]]] = []
+        self._finals: list[tuple[Tracked, list[Put], list[Save]]] = []
         # Requests that have ended and whose last pages are not confirmed yet.
         self._landing: dict[str, Tracked] = {}
         self._restarts: list[str] = []
@@ -80,6 +88,8 @@ class SchedulerSide:
         self._writer = PageWriter(
             self.catalog, geometry.block_size, settings.min_match, self.counts, self._lower, lossy
         )
+        lossy = any(codec_of(state_codec(part, codec)).lossy for part in geometry.state_parts)
+        self._saver = AnchorWriter(self.catalog, len(geometry.ranks), lossy, settings.anchor_interval)
 
     # ---- look-up
 
@@ -115,8 +125,12 @@ class SchedulerSide:
         plan = tracked.plan
         if external > 0 and plan is not None:
             tracked.loading = True
-            self._loads.append(load_of(tracked, plan, blocks, self._geometry, not self._settings.async_loads))
+            load = load_of(tracked, plan, blocks, self._geometry, not self._settings.async_loads)
             self._writer.open(tracked, plan)
+            if plan.stop == "diverged" and plan.start is Start.COMPLETE and plan.replayed:
+                # A second request leaves others' tokens here: a third may.
+                load = replace(load, save=self._saver.order(tracked, plan.matched, load.states))
+            self._loads.append(load)
             if self._geometry.aligned_states and not plan.exact:
                 # Else vLLM's own prefix cache would hand what follows to everybody as exact.
                 compat.isolate(request)
@@ -170,10 +184,13 @@ class SchedulerSide:
                 decodes += 1
             if tracked.page is None:
                 continue
-            blocks = blocks_of(request)[self._geometry.attention_group]
+            blocks = blocks_of(request)
+            attention = blocks[self._geometry.attention_group]
             size = self._geometry.block_size
-            meta.rows.append(Rows(request, start, count, blocks[start // size] * size + start % size))
-            self._writer.seal(tracked, blocks, meta.puts)
+            meta.rows.append(Rows(request, start, count, attention[start // size] * size + start % size))
+            self._writer.seal(tracked, attention, meta.puts)
+            if start < tracked.request.num_prompt_tokens and self._saver.is_due(tracked):
+                meta.saves += self._saves(tracked, tracked.computed, blocks)
         meta.forgets += [*self._forgets, *sorted(self._writer.take_stopped())]
         self._forgets = []
         meta.replay_tokens = self._pacer.budget(decoding=decodes > 0)
@@ -194,7 +211,8 @@ class SchedulerSide:
             if report.load_seconds or report.replay_seconds:
                 self.counts["load_seconds"] += report.load_seconds
                 self.counts["replay_seconds"] += report.replay_seconds
-            self._condemn(report.damaged)
+            self._saver.ended(report.saved)
+            self._condemn(report.damaged, report.damaged_anchors)
             for request in report.loaded:
                 self._loaded(request)
         failures = set(failed)
@@ -224,19 +242,24 @@ class SchedulerSide:
         if tracked.loading:
             return False, answer  # vLLM waits for the load; it is forgotten when that has ended
         puts: list[Put] = []
+        saves: list[Save] = []
         if tracked.page is not None:
-            # The last sampled token was never computed.
-            tracked.computed = min(request.num_computed_tokens, request.num_tokens - 1)
+            # Steps under way may have taken states past the last token: then nobody knows what they stand for.
+            seen = request.num_computed_tokens if request.num_computed_tokens == tracked.computed else -1
+            # The last sampled token was never computed, unless the step after it was under way.
+            tracked.computed = min(request.num_computed_tokens, request.num_tokens)
             tracked.expected = token_bytes(list(request.all_token_ids)[: tracked.computed])
             attention = blocks[self._geometry.attention_group]
             self._writer.seal(tracked, attention, puts)
             self._writer.put_rest(tracked, attention, puts)
-        if not puts:
+            saves = self._saves(tracked, seen, blocks)
+        if not puts and not saves:
             self._forget(tracked)
             return False, answer
-        self._finals.append((tracked, puts))
+        self._finals.append((tracked, puts, saves))
         self._writer.close(tracked)
-        self._landing[request.request_id] = tracked
+        if puts:
+            self._landing[request.request_id] = tracked
         return True, answer
 
     def reset(self) -> None:
@@ -248,10 +271,10 @@ class SchedulerSide:
             tracked.namespace = replace(tracked.namespace, model=self._model_now)
         self.catalog.clear()
 
-    def loading(self, request: str) -> tuple[list[int], tuple[Page, ...]]:
-        """Return a request's tokens so far and the pages that its load reads now. For checks."""
+    def loading(self, request: str) -> tuple[list[int], ReplayPlan | None]:
+        """Return a request's tokens so far and the plan that its load follows now. For checks."""
         tracked = self._requests[request]
-        return list(tracked.request.all_token_ids), tracked.plan.pages if tracked.plan is not None else ()
+        return list(tracked.request.all_token_ids), tracked.plan
 
     @property
     def has_orders(self) -> bool:
@@ -265,15 +288,26 @@ class SchedulerSide:
 
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now; empty if nothing happened."""
-        return self.tally.take(self.catalog, self._settings.host_bytes)
+        return self.tally.take(self.catalog, self._settings.host_bytes, self.anchor_bytes)
 
     # ---- inside: requests
 
-    def _condemn(self, slots: set[int]) -> None:
-        """Let pages whose bytes are wrong not be matched again. The loads that met them still pin them."""
-        if not slots:
+    def _saves(self, tracked: Tracked, position: int, blocks: tuple[list[int], ...]) -> list[Save]:
+        """Return the order to save a request's states after `position` tokens, which are in its blocks; or nothing."""
+        if position <= 0 or not self.catalog.anchors.slots:
+            return []
+        save = self._saver.order(tracked, position, self._geometry.state_blocks(blocks, position))
+        return [save] if save is not None else []
+
+    def _condemn(self, slots: set[int], anchor_slots: set[int]) -> None:
+        """Let what has wrong bytes not be matched again. The loads that met it still pin it."""
+        if not slots and not anchor_slots:
             return
-        pages = {page.slot: page for tracked in self._requests.values() if tracked.plan for page in tracked.plan.pages}
+        plans = [tracked.plan for tracked in self._requests.values() if tracked.plan is not None]
+        for anchor in {plan.anchor for plan in plans if plan.anchor is not None and plan.anchor.slot in anchor_slots}:
+            self.counts["damaged_anchors"] += 1
+            self.catalog.anchors.drop(anchor)
+        pages = {page.slot: page for plan in plans for page in plan.pages}
         for slot in sorted(slots & set(pages)):
             self.counts["damaged_pages"] += 1
             self.catalog.condemn(pages[slot])
@@ -326,11 +360,13 @@ class SchedulerSide:
 
     def _set_plan(self, tracked: Tracked, plan: ReplayPlan) -> None:
         self.catalog.pin(plan.pages, plan.tail_start)
+        self.catalog.anchors.pin(plan.anchor)
         tracked.plan = plan
 
     def _release_plan(self, tracked: Tracked) -> None:
         if tracked.plan is not None:
             self.catalog.unpin(tracked.plan.pages)
+            self.catalog.anchors.unpin(tracked.plan.anchor)
             tracked.plan = None
 
     def _report(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
@@ -339,8 +375,9 @@ class SchedulerSide:
             tracked.report = report_of(plan, tracked.present)
 
     def _flush_finals(self, meta: StepMetadata) -> None:
-        for tracked, puts in self._finals:
+        for tracked, puts, saves in self._finals:
             meta.puts += puts
+            meta.saves += saves
             meta.finals.append(tracked.request.request_id)
             self._forget(tracked)
         self._finals = []

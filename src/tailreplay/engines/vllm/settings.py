@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tailreplay.errors import CacheConfigError, InvalidRequestError
-from tailreplay.modes import Reuse, parse_replay, parse_reuse
+from tailreplay.modes import DEFAULT_START, Reuse, check_interval, parse_reuse
 from tailreplay.sizes import parse_bytes
 from tailreplay.storage import Storage, parse_storage
 
-REQUEST_FIELDS = ("mode", "ratio", "store")
+REQUEST_FIELDS = ("mode", "ratio", "store", "start", "reuse_approximate")
 STORAGE_FIELDS = (
-    "tiers", "hidden_codec", "kv_codec", "host_codec", "hidden_share", "policy", "reserved", "limits", "deadline",
+    "tiers", "hidden_codec", "kv_codec", "host_codec", "anchor_bytes", "anchor_codec", "hidden_share", "policy",
+    "reserved", "limits", "deadline",
 )  # fmt: skip
 
 
@@ -27,6 +28,13 @@ class Settings:
         Hard limit of the store of one rank.
     replay : float or str
         Default of requests that name no mode: a ratio, "exact", "zero" or "off".
+    start : str
+        What the tails of requests begin with that do not say: "zero", "anchor" or "carried" (see `tailreplay.modes.Reuse`).
+    reuse_approximate : int or str
+        Behind how many approximate replays pages may lie for them: "always", "never" or a number.
+    anchor_interval : int
+        How many prompt tokens shall lie between saved states at most, a multiple of 16; 0 for no limit. States are saved
+        where vLLM ends a chunk, which nobody can move: longer chunks get a warning at the start.
     min_match : int
         A shorter match is a miss.
     min_tail : int
@@ -49,6 +57,9 @@ class Settings:
 
     host_bytes: int = 4 << 30
     replay: float | str = 0.05
+    start: str = DEFAULT_START
+    reuse_approximate: int | str = "always"
+    anchor_interval: int = 0
     min_match: int = 32
     min_tail: int = 64
     max_replay_tokens_per_step: int = 2048
@@ -66,7 +77,25 @@ class Settings:
     @property
     def reuse(self) -> Reuse:
         """The default mode."""
-        return parse_replay(self.replay, self.min_tail)
+        return self.parse({})
+
+    def parse(self, given: Mapping[str, Any]) -> Reuse:
+        """Return what `given` asks for; what it does not name is the operator's default.
+
+        Raises
+        ------
+        InvalidRequestError
+            If a value is not usable.
+        """
+        named = isinstance(self.replay, str)
+        mode, ratio = (self.replay, None) if named else ("replay", self.replay)
+        if "mode" in given or "ratio" in given:
+            mode, ratio = given.get("mode", "replay"), given.get("ratio")
+        elif "start" in given and mode != "replay":
+            mode, ratio = "replay", None
+        start = given.get("start", self.start if mode == "replay" else None)
+        depth = given.get("reuse_approximate", self.reuse_approximate)
+        return parse_reuse(mode, ratio, self.min_tail, start, depth)
 
 
 def parse_settings(extra: Mapping[str, Any]) -> Settings:
@@ -97,10 +126,19 @@ def parse_settings(extra: Mapping[str, Any]) -> Settings:
             raise CacheConfigError(f"The connector setting '{name}' must be true or false, got {values[name]!r}.")
     stored = {name: values.pop(name) for name in STORAGE_FIELDS if name in values}
     settings = Settings(**values, storage=parse_storage(stored))
+    for name, asked in (
+        ("start", {"mode": "replay", "reuse_approximate": "always"}),
+        ("reuse_approximate", {"mode": "replay"}),
+        ("replay", {}),
+    ):
+        try:
+            settings.parse(asked)
+        except InvalidRequestError as error:
+            raise CacheConfigError(f"The connector setting '{name}' is wrong: {error}") from error
     try:
-        _ = settings.reuse
+        check_interval(settings.anchor_interval)
     except InvalidRequestError as error:
-        raise CacheConfigError(f"The connector setting 'replay' is wrong: {error}") from error
+        raise CacheConfigError(str(error)) from error
     return settings
 
 
@@ -132,7 +170,5 @@ def parse_options(given: Any, settings: Settings) -> RequestOptions:
     store = given.get("store", True)
     if not isinstance(store, bool):
         raise InvalidRequestError(f"'store' must be true or false, got {store!r}.", "tailreplay.store")
-    reuse = settings.reuse
-    if "mode" in given or "ratio" in given:
-        reuse = parse_reuse(given.get("mode", "replay"), given.get("ratio"), settings.min_tail)
+    reuse = settings.parse(given)
     return RequestOptions(reuse, store and reuse.mode != "zero")

@@ -13,6 +13,11 @@ SERIES = {
     "replayed_tokens": ("replayed_tokens", "Reused tokens that ran through the linear layers again.", None),
     "missed_tokens": ("missed_tokens", "Prompt tokens that were computed, by why no more was reused.", "reason"),
     "hit": ("hits", "Requests that reused something, by what their states are.", "provenance"),
+    "start": ("hit_starts", "Requests that reused something, by what their replay began with.", "start"),
+    "anchor_hits": ("anchor_hits", "Requests whose replay began with saved states.", None),
+    "anchors_stored": ("anchors_stored", "Saved states that were stored.", None),
+    "anchors_evicted": ("anchors_evicted", "Saved states that made room for others.", None),
+    "damaged_anchors": ("damaged_anchors", "Saved states whose bytes were not what was stored.", None),
     "miss": ("misses", "Requests that reused nothing, by why.", "reason"),
     "refused": ("refused_pages", "Pages that were not stored, by why.", "reason"),
     "evicted": ("evicted_pages", "Pages that made room for others.", "tier"),
@@ -28,9 +33,10 @@ SERIES = {
     "replay_seconds": ("replay_seconds", "Time spent replaying.", None),
 }
 GAUGES = {
-    "bytes_used": ("cache_bytes", "Bytes of cached pages."),
+    "bytes_used": ("cache_bytes", "Bytes of cached pages and saved states."),
     "bytes_limit": ("cache_limit_bytes", "Hard limit of that, of each rank."),
     "pages": ("cache_pages", "Cached pages."),
+    "anchors": ("cache_anchors", "Saved states."),
     "pinned": ("cache_pinned_pages", "Pages that a request needs now."),
 }
 TIER = "host"
@@ -53,7 +59,10 @@ class TailReplayStats(KVConnectorStats):  # type: ignore[misc]
     def reduce(self) -> dict[str, int | float]:
         """Return what the periodic log line shows."""
         counts = self.data.get("counts", {})
-        return {name: counts.get(name, 0) for name in ("prompt_tokens", "hit_tokens", "replayed_tokens")}
+        shown = {name: counts.get(name, 0) for name in ("prompt_tokens", "hit_tokens", "replayed_tokens")}
+        exact = counts.get("hit:exact", 0)
+        hits = exact + counts.get("hit:approximate", 0)
+        return {**shown, "exact_hit_share": round(exact / hits, 3) if hits else 0.0}
 
     def is_empty(self) -> bool:
         """Whether nothing happened."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tailreplay.clock import Clock
+from tailreplay.engines.vllm.anchor_store import anchor_room
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
 from tailreplay.engines.vllm.kv_blocks import KVBlocks, OpaqueBlocks, TokenBlocks
 from tailreplay.engines.vllm.messages import Load
@@ -60,9 +61,9 @@ class PageStore:
                 f"A page of this rank has {layout.page_bytes} bytes, more than the {page_bytes} that vLLM's "
                 "configuration says: the limit of host memory would not hold."
             )
-        slots, hidden_slots = divide(
-            settings.host_bytes, page_bytes - hidden_bytes, hidden_bytes, settings.storage.hidden_share
-        )
+        # As `Storage.catalog` divides it, which hands out the slots.
+        room = settings.host_bytes - anchor_room(settings, geometry)[1]
+        slots, hidden_slots = divide(room, page_bytes - hidden_bytes, hidden_bytes, settings.storage.hidden_share)
         self.arena = HostArena(layout, slots, hidden_slots, pin=self._device.type == "cuda")
 
     def put(self, run: Run, hiddens: torch.Tensor) -> None:

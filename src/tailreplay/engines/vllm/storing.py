@@ -58,19 +58,23 @@ class PageWriter:
         """Begin to store after the plan's last full page, or from the first token."""
         self.close(tracked)
         self._stopped.discard(tracked.request.request_id)
-        tracked.computed = plan.matched if plan is not None else 0
+        tracked.computed = tracked.saved = plan.matched if plan is not None else 0
         if not tracked.options.store:
             return
         if plan is not None and len(plan.pages) * self._page_size < plan.matched:
             # The engine's own cache had more of the prefix than is stored: nothing can follow what is missing.
             self._counts["refused:gap"] += 1
             return
+        if plan is not None and plan.matched % self._page_size and not plan.pages[-1].has_hidden:
+            # A hit that begins with saved states and ends inside a page whose hiddens are gone: it cannot be filled.
+            self._counts["refused:no_hiddens"] += 1
+            return
         full = plan.matched // self._page_size if plan is not None else 0
         page = plan.pages[full - 1] if plan is not None and full else self._catalog.root(tracked.namespace)
         self._catalog.pin((page,))
         tracked.page, tracked.stored = page, full * self._page_size
-        behind = plan.provenance if plan is not None else EXACT
-        tracked.provenance = behind._replace(lossy=behind.lossy or self._lossy)
+        tracked.behind = plan.provenance if plan is not None else EXACT
+        tracked.provenance = tracked.behind._replace(lossy=tracked.behind.lossy or self._lossy)
         tracked.ended_prefill = False
 
     def close(self, tracked: Tracked) -> None:

@@ -40,6 +40,10 @@ class Tracked:
         Tokens computed when the steps scheduled so far have run.
     provenance : Provenance
         Of the pages that it stores.
+    behind : Provenance
+        Of what it computes, before host memory's codec: of its states.
+    saved : int
+        Tokens after which its states were saved, or looked at for saving, last.
     in_flight : bool
         Whether it has blocks and has not ended.
     ended_prefill : bool
@@ -71,6 +75,8 @@ class Tracked:
     stored: int = 0
     computed: int = 0
     provenance: Provenance = EXACT
+    behind: Provenance = EXACT
+    saved: int = 0
     in_flight: bool = False
     ended_prefill: bool = False
     puts: int = 0
@@ -108,4 +114,5 @@ def load_of(tracked: Tracked, plan: ReplayPlan, blocks: tuple[list[int], ...], g
         tail_ids=tuple(ids),
         states=geometry.state_blocks(blocks, plan.matched),
         waits=waits,
+        anchor=plan.anchor.slot if plan.anchor is not None else -1,
     )

@@ -13,9 +13,10 @@ import torch
 from tailreplay.ablation import METHOD, Ablation
 from tailreplay.clock import Clock, HostClock
 from tailreplay.engines.vllm import compat
+from tailreplay.engines.vllm.anchor_store import AnchorStore
 from tailreplay.engines.vllm.capture import Capture
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
-from tailreplay.engines.vllm.messages import Load, Put, StepMetadata, StepReport
+from tailreplay.engines.vllm.messages import Load, Put, Save, StepMetadata, StepReport
 from tailreplay.engines.vllm.plugin import TappedModel
 from tailreplay.engines.vllm.replay import Tail, replay
 from tailreplay.engines.vllm.settings import Settings
@@ -62,6 +63,7 @@ class WorkerSide:
         model: TappedModel,
         store: PageStore,
         states: compat.StateBatch,
+        anchors: AnchorStore,
         ranks: TensorRanks,
         device: torch.device,
         mover: Mover | None = None,
@@ -71,6 +73,7 @@ class WorkerSide:
         self.store = store
         self.capture = Capture(model.taps, store, ranks, geometry)
         self.states = states
+        self.anchors = anchors
         self._ranks = ranks
         self._device = device
         self._mover = mover
@@ -117,6 +120,8 @@ class WorkerSide:
         self.capture.collect(meta.rows, self._first_rows)
         self._move(meta)
         self._store(meta.puts)
+        for save in meta.saves:
+            self._save(save)
         self._sent.update(meta.finals)
         for request in meta.forgets:
             self.capture.forget(request)
@@ -166,6 +171,16 @@ class WorkerSide:
                 self._mover.spill(put.spill, self._note)
             else:
                 self._note(put.spill.tag, False)
+
+    def _save(self, save: Save, failed: bool = False) -> None:
+        """Store states, unless what should have made them has failed, and report what became of it."""
+        try:
+            if not failed:
+                self.anchors.save(save.slot, save.states)
+        except Exception:
+            log.exception("Saving states failed.")
+            failed = True
+        self._report.saved[save.tag] = 1, int(failed)
 
     # ---- loading
 
@@ -225,12 +240,18 @@ class WorkerSide:
                 log.warning("%d cached pages are not what was stored; the request is computed instead.", len(damaged))
                 self._report.damaged |= damaged
                 return False
+            if load.anchor >= 0:
+                if self.anchors.is_damaged(load.anchor):
+                    log.warning("Saved states are not what was stored; the request is computed instead.")
+                    self._report.damaged_anchors.add(load.anchor)
+                    return False
+                self.anchors.load(load.anchor, load.states)
             # Before the keys and values, which would hold them up on their way to a GPU: replay begins with these.
             if count:
                 first = load.matched - load.tail
                 self._staged[load.request] = self.store.hidden_shares(load, first, first + count)
             self.store.fill(load)
-            if load.tail == 0:
+            if load.tail == 0 and load.anchor < 0:
                 self.states.zero(load.states)
             # The hiddens of the last, partial page are held again, since the request will fill that page.
             start = load.matched // page * page
@@ -271,6 +292,8 @@ class WorkerSide:
         self._staged.pop(job.load.request, None)
         self._jobs = [other for other in self._jobs if other is not job]
         request = job.load.request
+        if job.load.save is not None:
+            self._save(job.load.save, failed)
         if failed:
             if job.load.waits:
                 raise RuntimeError("A synchronous load failed, and the forward that needs it cannot be taken back.")

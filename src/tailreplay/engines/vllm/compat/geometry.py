@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any
 
@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, MambaSp
 
 from tailreplay.errors import CacheConfigError
 from tailreplay.layer_types import layer_types_of
-from tailreplay.pages import PartSpec
+from tailreplay.pages import PartSpec, state_codec
 from tailreplay.topology import Topology
 from tailreplay.weights import weights_stamp
 
@@ -67,6 +67,8 @@ class Geometry:
         Ranks that hold a stage together.
     kernels : str
         vLLM's attention backend: how keys and values lie in a block is its affair.
+    state_parts : tuple of PartSpec
+        Tensors of the states of one recurrent layer of one rank, of the layers that need most. Not part of any page's name.
     """
 
     block_size: int
@@ -82,6 +84,7 @@ class Geometry:
     stage: int
     tensor_ranks: int
     kernels: str = ""
+    state_parts: tuple[PartSpec, ...] = field(default=(), repr=False)
 
     @property
     def topology(self) -> Topology:
@@ -126,6 +129,11 @@ class Geometry:
         token = PartSpec("hidden", (self.hidden_width,), self.dtype, codec).token_bytes
         hidden = max(len(stage.stored_groups) for stage in self.stages) * token
         return self.page_size * (kv + hidden), self.page_size * hidden
+
+    def anchor_bytes(self, codec: str = "none") -> int:
+        """Return the bytes of one saved state on the ranks that need most: every rank has as many slots."""
+        layers = max(sum(len(group.stateful) for group in stage.groups) for stage in self.stages)
+        return layers * sum(replace(part, codec=state_codec(part, codec)).token_bytes for part in self.state_parts)
 
     def state_blocks(self, blocks: tuple[list[int], ...], computed: int) -> dict[int, int]:
         """Return the block of each state group where the forward after `computed` tokens finds a request's state."""
@@ -180,9 +188,11 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
     _refuse(config)
     attention: list[int] = []
     states: dict[int, tuple[str, ...]] = {}
+    parts: tuple[PartSpec, ...] = ()
     for index, group in enumerate(kv_cache.kv_cache_groups):
         if isinstance(group.kv_cache_spec, MambaSpec):
             states[index] = tuple(group.layer_names)
+            parts = max(parts, _state_parts(group.kv_cache_spec), key=lambda each: sum(p.token_bytes for p in each))
         elif isinstance(group.kv_cache_spec, FullAttentionSpec):
             attention.append(index)
         else:
@@ -220,7 +230,14 @@ def geometry(config: VllmConfig, kv_cache: KVCacheConfig) -> Geometry:
         stage=stage_of(config),
         tensor_ranks=parallel.tensor_parallel_size,
         kernels=kernels,
+        state_parts=parts,
     )
+
+
+def _state_parts(spec: MambaSpec) -> tuple[PartSpec, ...]:
+    """Return the tensors that one layer keeps."""
+    pairs = zip(spec.shapes, spec.dtypes, strict=True)
+    return tuple(PartSpec(f"state{index}", tuple(shape), dtype) for index, (shape, dtype) in enumerate(pairs))
 
 
 def attention_kernels(config: VllmConfig, layers: list[str]) -> str:

@@ -14,6 +14,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from tailreplay.engines.vllm.compat.geometry import Geometry
+from tailreplay.pages import PartSpec
 
 
 class StateBatch:
@@ -52,7 +53,7 @@ class StateBatch:
         Parameters
         ----------
         done : sequence of int
-            Tokens each sequence has replayed before; 0 starts from the zero state.
+            Tokens each sequence has before; 0 starts from the zero state, any other number from what is in its blocks.
         counts : sequence of int
             Tokens each sequence runs now, concatenated in this order.
         blocks : sequence of dict
@@ -90,6 +91,25 @@ class StateBatch:
             for name in names:
                 for state in self._layers[name].kv_cache:
                     state[blocks[index]].zero_()
+
+    @property
+    def parts(self) -> list[PartSpec]:
+        """Tensors of one sequence's states, in the order of `views`."""
+        return [
+            PartSpec(f"{name}:{at}", tuple(state.shape[1:]), state.dtype)
+            for names in self._groups.values()
+            for name in names
+            for at, state in enumerate(self._layers[name].kv_cache)
+        ]
+
+    def views(self, blocks: dict[int, int]) -> list[torch.Tensor]:
+        """Return the states in `blocks`, to be read or written."""
+        return [
+            state[blocks[index]]
+            for index, names in self._groups.items()
+            for name in names
+            for state in self._layers[name].kv_cache
+        ]
 
     def read(self, blocks: dict[int, int]) -> dict[str, list[torch.Tensor]]:
         """Return copies of the states in `blocks`, by layer name. For checks."""
