@@ -166,7 +166,7 @@ def free_port() -> int:
 class Server:
     """A vLLM server with the connector, on the bundled model."""
 
-    def __init__(self, log: Path, settings: dict[str, Any], *extra: str) -> None:
+    def __init__(self, log: Path, settings: dict[str, Any], *extra: str, repair: bool = False) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = log
         port = int(self.url.rsplit(":", 1)[1])
@@ -174,6 +174,8 @@ class Server:
         command = server_command(str(BUNDLED), "bundled", "127.0.0.1", port, settings, arguments, cpu=True)
         base = {key: value for key, value in os.environ.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
         env = environment({**base, "VLLM_LOGGING_LEVEL": "INFO", "VLLM_CPU_KVCACHE_SPACE": "1"})
+        # Tests look at what stands behind approximate hits: it must not change by itself.
+        env["TAILREPLAY_REPAIR"] = str(int(repair))
         with log.open("w") as out:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True, cwd=log.parent

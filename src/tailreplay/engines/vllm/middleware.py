@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from tailreplay.engines.vllm.repair import Repairs
 from tailreplay.engines.vllm.settings import Settings, parse_options
 from tailreplay.errors import InvalidRequestError
 
@@ -18,11 +20,14 @@ PATHS = ("/v1/completions", "/v1/chat/completions")
 class ReuseParams:
     """ASGI middleware: ``tailreplay`` at the top of a request moves into ``kv_transfer_params``; nonsense gets HTTP 400.
 
+    Also has prompts that were answered approximately computed again exactly (see `repair`), unless TAILREPLAY_REPAIR is 0.
+
     A raw vLLM server ignores wrong parameters with a warning instead, since a connector cannot refuse a request.
     """
 
     def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
+        self._repairs = Repairs(app) if os.environ.get("TAILREPLAY_REPAIR", "1") != "0" else None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
@@ -52,7 +57,15 @@ class ReuseParams:
             sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._app(scope, replayed, send)
+        if self._repairs is None:
+            await self._app(scope, replayed, send)
+            return
+        scope = self._repairs.named(scope, body)
+        self._repairs.begun()
+        try:
+            await self._app(scope, replayed, send)
+        finally:
+            self._repairs.ended()
 
 
 def rewrite(body: bytes) -> bytes:

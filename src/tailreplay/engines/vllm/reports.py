@@ -47,9 +47,18 @@ class Tally:
     def __init__(self) -> None:
         self.counts: Any = Counter()
         self._taken: Any = Counter()
+        self._approximate: list[str] = []
 
-    def add(self, plan: ReplayPlan) -> None:
-        """Count a request's plan."""
+    def add(self, plan: ReplayPlan, name: str = "") -> None:
+        """Count a request's plan.
+
+        Parameters
+        ----------
+        name : str
+            Of a request that is stored: it is told to whoever repairs what is approximate.
+        """
+        if name and plan.provenance.depth:
+            self._approximate.append(name)
         counts = self.counts
         counts["prompt_tokens"] += plan.tokens
         counts["hit_tokens"] += plan.matched
@@ -83,4 +92,5 @@ class Tally:
             "pinned": catalog.pinned,
             "anchors": anchors.used,
         }
-        return {"counts": new, "sizes": sizes} if new else {}
+        approximate, self._approximate = self._approximate, []
+        return {"counts": new, "sizes": sizes, "approximate": approximate} if new else {}

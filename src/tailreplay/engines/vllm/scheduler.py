@@ -371,7 +371,7 @@ class SchedulerSide:
 
     def _report(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
         if plan is not None:
-            self.tally.add(plan)
+            self.tally.add(plan, tracked.request.request_id if tracked.options.store else "")
             tracked.report = report_of(plan, tracked.present)
 
     def _flush_finals(self, meta: StepMetadata) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tailreplay.engines.vllm.compat import KVConnectorPromMetrics, KVConnectorStats
+from tailreplay.engines.vllm.repair import note
 
 # Name of the count (what follows a ":" is its label's value) -> series, help, label.
 SERIES = {
@@ -43,7 +44,10 @@ TIER = "host"
 
 
 class TailReplayStats(KVConnectorStats):  # type: ignore[misc]
-    """Counts since the last interval in ``data["counts"]``, sizes now in ``data["sizes"]``. Crosses processes."""
+    """Counts since the last interval in ``data["counts"]``, sizes now in ``data["sizes"]``. Crosses processes.
+
+    ``data["approximate"]`` names the requests since then that went on from approximate states.
+    """
 
     def reset(self) -> None:
         """Forget the counts."""
@@ -54,7 +58,9 @@ class TailReplayStats(KVConnectorStats):  # type: ignore[misc]
         counts = dict(self.data.get("counts", {}))
         for name, value in other.data.get("counts", {}).items():
             counts[name] = counts.get(name, 0) + value
-        return TailReplayStats({"counts": counts, "sizes": other.data.get("sizes") or self.data.get("sizes", {})})
+        sizes = other.data.get("sizes") or self.data.get("sizes", {})
+        approximate = [*self.data.get("approximate", ()), *other.data.get("approximate", ())]
+        return TailReplayStats({"counts": counts, "sizes": sizes, "approximate": approximate})
 
     def reduce(self) -> dict[str, int | float]:
         """Return what the periodic log line shows."""
@@ -97,6 +103,7 @@ class TailReplayPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one interval's counts and show the sizes."""
+        note(transfer_stats_data.get("approximate", ()))
         labels = self.per_engine_labelvalues[engine_idx]
         for name, value in transfer_stats_data.get("counts", {}).items():
             series, _, reason = name.partition(":")
