@@ -79,8 +79,12 @@ def _begun(covered: Covered, anchors: Sequence[Anchor], worst: Provenance, reuse
     fields = [min(m, group.receptive_field or m) for group in topology.groups]
     if all(k >= field for k, field in zip(covered.tails, fields, strict=True)):
         return Covered(m, covered.tails, Start.COMPLETE, None, covered.short_tail)
-    stale = _nearest(anchors, m - max(covered.tails), worst) if reuse.start == "carried" else None
-    start = Start.ZERO if stale is None else Start.CARRIED
+    carries = reuse.start in ("carried", "mixed")
+    stale = _nearest(anchors, m - max(covered.tails), worst) if carries else None
+    if reuse.start == "mixed" and reuse.mean:
+        start = Start.MEAN if stale is None else Start.MIXED
+    else:
+        start = Start.ZERO if stale is None else Start.CARRIED
     return Covered(m, covered.tails, start, stale, covered.short_tail)
 
 

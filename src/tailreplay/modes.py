@@ -10,9 +10,9 @@ from tailreplay.errors import InvalidRequestError
 from tailreplay.provenance import ONLY_EXACT, Terms
 
 Mode = Literal["replay", "exact", "zero", "off"]
-Starts = Literal["zero", "anchor", "carried"]
+Starts = Literal["zero", "anchor", "carried", "mixed"]
 DEFAULT_RATIO = 0.05
-DEFAULT_START: Starts = "carried"
+DEFAULT_START: Starts = "mixed"
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,13 @@ class Reuse:
     buckets : tuple of int
         Tail lengths that the engine is quick at, in ascending order: in "replay" mode a tail is lengthened to the next of
         them where the match and its hiddens reach that far. None by default. More tokens only make the states better.
-    start : {"zero", "anchor", "carried"}
+    start : {"zero", "anchor", "carried", "mixed"}
         What a tail of "replay" begins with: zero states, as in the paper; the states of an anchor that is no farther away
         than the budget allows to replay (then nothing is neglected), else zero; or, where none is so near, those of the
-        last one before the tail, stale as they are.
+        last one before the tail, stale as they are; or halfway between those and the model's mean state (which alone takes
+        their place where there is no anchor).
+    mean : bool
+        Whether the engine has a mean state. Without one "mixed" is "carried".
     depth : int or None
         Pages behind which more approximate replays lie than this are not matched; None for any number.
     """
@@ -42,6 +45,7 @@ class Reuse:
     buckets: tuple[int, ...] = ()
     start: Starts = DEFAULT_START
     depth: int | None = None
+    mean: bool = False
 
     @property
     def terms(self) -> Terms:

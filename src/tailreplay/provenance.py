@@ -9,13 +9,16 @@ from typing import NamedTuple
 class Start(IntEnum):
     """What the replay of a hit began with. Smaller is better.
 
-    ``COMPLETE``: nothing is neglected (the whole prefix, or all since a saved state). ``CARRIED``: an earlier saved state,
-    stale as it was. ``ZERO``: zero states, as in the Tail-Replay paper (arXiv 2608.30310).
+    ``COMPLETE``: nothing is neglected (the whole prefix, or all since a saved state). ``MIXED``: halfway between an earlier
+    saved state, stale as it was, and the model's mean state. ``CARRIED``: the former alone. ``MEAN``: the latter alone.
+    ``ZERO``: zero states, as in the Tail-Replay paper (arXiv 2608.30310). Measured in docs/method.md.
     """
 
     COMPLETE = 0
-    CARRIED = 1
-    ZERO = 2
+    MIXED = 1
+    CARRIED = 2
+    MEAN = 3
+    ZERO = 4
 
     def __str__(self) -> str:
         return self.name.lower()
