@@ -16,7 +16,7 @@ from tailreplay.engines.transformers.generation import end_tokens
 from tailreplay.evals.branches import Branches, KeysValues
 from tailreplay.evals.document import Document, Probe
 from tailreplay.evals.methods import Method
-from tailreplay.evals.prefix import Boundary, Prefix, state_errors
+from tailreplay.evals.prefix import Boundary, Prefix, squared_errors, state_errors
 
 WORST = 100.0
 """Most nats that one token counts as."""
@@ -52,7 +52,7 @@ class Asker:
 
     def measure(self, document: Document) -> list[dict[str, Any]]:
         """Return one record a hit; see `tailreplay.evals.records`."""
-        prefix = Prefix(self.lm, document)
+        prefix = Prefix(self.lm, document, [method.start for method in self.methods if method.start])
         return [self._hit(prefix, boundary) for boundary in prefix.boundaries()]
 
     def _hit(self, prefix: Prefix, boundary: Boundary) -> dict[str, Any]:
@@ -72,11 +72,27 @@ class Asker:
             "state_error": {
                 method.name: state_errors(self.lm, restored[method.name], boundary.states)
                 for method in self.methods
-                if method.reuse
+                if method.rebuilds
             },
+            **(self._heads(boundary, restored) if any(method.start for method in self.methods) else {}),
             "probes": [
                 {"evidence": probe.evidence, "results": result} for probe, result in zip(probes, results, strict=True)
             ],
+        }
+
+    def _heads(self, boundary: Boundary, restored: dict[str, compat.DynamicCache]) -> dict[str, Any]:
+        """What comparing starts needs beside: squared error of every head, operations, and where the anchors lay."""
+        backbone, matched = self.lm.backbone, boundary.hit.matched
+        empty = compat.new_cache(backbone.config)
+        starts = {method.name: method.start for method in self.methods if method.start}
+        return {
+            "anchors": {name: start.anchor_of(matched) for name, start in starts.items() if start.anchored},
+            "head_norm": _short(squared_errors(self.lm, empty, boundary.states)),
+            "head_error": {
+                method.name: _short(squared_errors(self.lm, restored[method.name], boundary.states))
+                for method in self.methods
+                if method.rebuilds
+            },
         }
 
     def _restored(
@@ -91,6 +107,10 @@ class Asker:
             states[method.name], tails[method.name], loaded = prefix.restore(boundary, method.reuse)
             kv = kv or loaded
         assert kv is not None, "zero is always among the methods"
+        for method in self.methods:
+            if method.start:
+                states[method.name] = prefix.start(boundary, method.start, kv)
+                tails[method.name] = method.start.longest(boundary.hit.matched)
         return states, tails, kv
 
     def _batches(self, methods: list[str], probes: tuple[Probe, ...], matched: int) -> Iterator[list[Row]]:
@@ -154,6 +174,10 @@ class Asker:
     def _text(self, tokens: Sequence[int]) -> str:
         text: str = self.lm.tokenizer.decode([token for token in tokens if token not in self._ends])
         return text
+
+
+def _short(values: list[float]) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]
 
 
 def _result(probe: Probe, answer: str, losses: torch.Tensor) -> dict[str, Any]:
