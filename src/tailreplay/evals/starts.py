@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tailreplay.costs import CostModel
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.replay import ReadHidden, replay
@@ -93,12 +94,11 @@ def tails(start: Start, matched: int, topology: Topology) -> list[int]:
     return [start.budget.tail(matched, group) for group in topology.groups]
 
 
-def flops(backbone: Backbone, start: Start, matched: int) -> float:
+def flops(costs: CostModel, start: Start, matched: int) -> float:
     """Return the operations that `rebuild` takes: of all layers without the output head for "recompute"."""
-    costs = backbone.costs
     if start.kind == RECOMPUTE:
         return costs.prefill_flops(matched - start.longest(matched), matched) - costs.head
-    return costs.replay_flops(tails(start, matched, backbone.topology))
+    return costs.replay_flops(tails(start, matched, costs.topology))
 
 
 def _recompute(
