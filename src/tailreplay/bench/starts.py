@@ -18,8 +18,7 @@ TASKS = ("prose", "mid_question", "count")
 LENGTHS = (1024, 2048, 4096)
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.25)
 ANCHORS = ("512", "25%", "50%", "75%", "90%")
-EVERY_ANCHOR_AT = (0.01, 0.05)
-DECAYED_AT = 0.05
+EVERY_ANCHOR_AT = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,9 +86,10 @@ def method_names(ratios: Sequence[float], anchors: Sequence[str]) -> list[str]:
     """Return what is compared: every budget from the first anchor, and some from each; decayed states at one budget."""
     names = [f"anchored/{anchor}" for anchor in dict.fromkeys((anchors[0], anchors[-1]))]
     for ratio in sorted(set(ratios)):
-        names += [f"replay@{ratio:g}", f"recompute@{ratio:g}"]
-        names += [f"carried@{ratio:g}/{a}" for a in (anchors if ratio in EVERY_ANCHOR_AT else anchors[:1])]
-        names += [f"decayed@{ratio:g}/{a}" for a in (anchors if ratio == DECAYED_AT else [])]
+        names += [f"{start}@{ratio:g}" for start in ("replay", "mean", "recompute")]
+        some = anchors if ratio == EVERY_ANCHOR_AT else anchors[:1]
+        names += [f"{start}@{ratio:g}/{anchor}" for start in ("carried", "mixed") for anchor in some]
+        names += [f"decayed@{ratio:g}/{a}" for a in (anchors if ratio == EVERY_ANCHOR_AT else [])]
     return names
 
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailreplay.bench.starts_rows import PAPER, StartRow
-from tailreplay.evals.start_rules import ANCHORED, CARRIED, DECAYED, RECOMPUTE
+from tailreplay.evals.start_rules import ANCHORED, CARRIED, DECAYED, MEAN, MIXED, RECOMPUTE
 
 _NAMES = {
     PAPER: "zero states (the paper)",
+    MEAN: "mean: the model's mean state, no anchor",
+    MIXED: "mixed: half anchor, half mean",
     CARRIED: "carried: the last anchor's states as they are",
     DECAYED: "carried and decayed",
     RECOMPUTE: "no hiddens: the tail through the whole model",
@@ -17,8 +19,10 @@ _NAMES = {
 }
 _LOOKS: dict[str, dict[str, Any]] = {
     PAPER: {"color": "#888888", "marker": "o"},
+    MEAN: {"color": "#ccbb44", "marker": "D"},
     CARRIED: {"color": "#4477aa", "marker": "s"},
-    DECAYED: {"color": "#66ccee", "marker": "v", "linestyle": "--"},
+    MIXED: {"color": "#aa3377", "marker": "P"},
+    DECAYED: {"color": "#66ccee", "marker": "v", "linestyle": "none"},
     RECOMPUTE: {"color": "#ee6677", "marker": "^"},
     ANCHORED: {"color": "#228833", "marker": "*", "linestyle": "none", "markersize": 12},
 }

@@ -139,10 +139,10 @@ def _flops(hit: Record, name: str, start: Start | None, costs: CostModel) -> flo
 
 
 def _token_bytes(start: Start | None, costs: CostModel, matched: float) -> float:
-    if start is None:
-        return costs.page_bytes_per_token
-    if start.kind == RECOMPUTE:
+    if start is not None and start.kind == RECOMPUTE:
         return costs.kv_bytes
+    if start is None or not start.anchored:
+        return costs.page_bytes_per_token
     return costs.page_bytes_per_token + costs.state_bytes / (start.anchor.interval or matched)
 
 

@@ -28,14 +28,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         nargs="+",
-        help="replay@R …, exact, carried@R, decayed@R, recompute@R, anchored; full, zero and kv-wiped are always there "
-        "(default: seven ratios)",
+        help="replay@R …, exact, other starts (carried@R, decayed@R, mean@R, mixed@R, recompute@R, anchored); full, zero and "
+        "kv-wiped are always there (default: seven ratios)",
     )
     parser.add_argument(
         "--anchor-interval",
         type=int,
         default=512,
-        help="tokens between the exact states that carried, decayed and anchored start from (default: %(default)s)",
+        help="tokens between the exact states that carried, decayed, mixed and anchored start from (default: %(default)s)",
     )
     parser.add_argument(
         "--lengths", type=int, nargs="+", help="tokens, question and answer included (default: 1024 2048 4096 8192)"

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tailreplay.engines.transformers import HybridLM, compat
 from tailreplay.engines.transformers.generation import end_tokens
 from tailreplay.evals.branches import Branches, KeysValues
 from tailreplay.evals.document import Document, Probe
+from tailreplay.evals.mean_state import calibration_text, mean_state
 from tailreplay.evals.methods import FULL, Method
 from tailreplay.evals.prefix import Boundary, Prefix, squared_errors, state_errors
 
@@ -53,6 +55,10 @@ class Asker:
     @property
     def _compares_starts(self) -> bool:
         return any(method.start for method in self.methods)
+
+    @cached_property
+    def _mean_state(self) -> compat.DynamicCache:
+        return mean_state(self.lm, self.lm.tokenizer.encode(calibration_text(), add_special_tokens=False))
 
     def measure(self, document: Document) -> list[dict[str, Any]]:
         """Return one record a hit; see `tailreplay.evals.records`."""
@@ -115,7 +121,8 @@ class Asker:
         assert kv is not None, "zero is always among the methods"
         for method in self.methods:
             if method.start:
-                states[method.name] = prefix.start(boundary, method.start, kv)
+                mean = self._mean_state if method.start.uses_mean else None
+                states[method.name] = prefix.start(boundary, method.start, kv, mean)
                 tails[method.name] = method.start.longest(boundary.hit.matched)
         return states, tails, kv
 

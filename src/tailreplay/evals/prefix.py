@@ -106,13 +106,17 @@ class Prefix:
         return self._snapshot(sequence), max(plan.tails, default=0), kv
 
     @torch.inference_mode()
-    def start(self, boundary: Boundary, start: Start, kv: KeysValues) -> compat.DynamicCache:
+    def start(
+        self, boundary: Boundary, start: Start, kv: KeysValues, mean: compat.DynamicCache | None = None
+    ) -> compat.DynamicCache:
         """Rebuild the boundary's states from another start than zero, over the hiddens that are in the cache.
 
         Parameters
         ----------
         kv : list of (keys, values)
             As `restore` returns them.
+        mean : DynamicCache, optional
+            The model's mean state, where `start` uses it.
 
         Raises
         ------
@@ -127,7 +131,7 @@ class Prefix:
             try:
                 whole_hit(plan.matched, len(ids), plan.miss_reason or plan.stop)
                 read = Staging(lm.cache.fetch(plan), lm.backbone.layout, lm.backbone.device, []).hidden
-                rebuilt = rebuild(lm.backbone, start, ids, boundary.trail, kv, read, lm.prefill_chunk)
+                rebuilt = rebuild(lm.backbone, start, ids, boundary.trail, kv, read, lm.prefill_chunk, mean)
                 return self._states(rebuilt)
             finally:
                 lm.cache.release(plan)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tailreplay.budget import Ratio
 from tailreplay.errors import InvalidRequestError
 
-ANCHORED, CARRIED, DECAYED, RECOMPUTE = "anchored", "carried", "decayed", "recompute"
-KINDS = (ANCHORED, CARRIED, DECAYED, RECOMPUTE)
+ANCHORED, CARRIED, DECAYED, MEAN, MIXED, RECOMPUTE = "anchored", "carried", "decayed", "mean", "mixed", "recompute"
+KINDS = (ANCHORED, CARRIED, DECAYED, MEAN, MIXED, RECOMPUTE)
 ANCHOR_INTERVAL = 512
 
 
@@ -48,9 +48,10 @@ class Start:
     ----------
     kind : str
         "carried": the states of the last anchor at or before the tail, as they are. "decayed": the same, times the product
-        of each head's decays over the tokens between. "anchored": all tokens after the last anchor of the match, from its
-        states, whatever `ratio` asks for: exact. "recompute": zero states, and the tail's tokens run through the whole
-        model over the cached keys and values; no hiddens are needed.
+        of each head's decays over the tokens between. "mean": the model's mean state (`tailreplay.evals.mean_state`),
+        which needs no anchor. "mixed": halfway between "carried" and "mean". "anchored": all tokens after the last anchor
+        of the match, from its states, whatever `ratio` asks for: exact. "recompute": zero states, and the tail's tokens
+        run through the whole model over the cached keys and values; no hiddens are needed.
     ratio : float
         Share of the match that is replayed.
     anchor : Anchor
@@ -71,7 +72,12 @@ class Start:
     @property
     def anchored(self) -> bool:
         """Whether it needs a saved state."""
-        return self.kind != RECOMPUTE
+        return self.kind not in (MEAN, RECOMPUTE)
+
+    @property
+    def uses_mean(self) -> bool:
+        """Whether it needs the model's mean state."""
+        return self.kind in (MEAN, MIXED)
 
     def anchor_of(self, matched: int) -> int:
         """Return the token of the anchor that a match of `matched` tokens starts from."""
@@ -106,7 +112,7 @@ def parse_start(name: str, min_tail: int = 0, interval: int = ANCHOR_INTERVAL) -
     """
     rule, slash, where = name.partition("/")
     kind, _, ratio = rule.partition("@")
-    if kind not in KINDS or (kind == ANCHORED) != ("@" not in rule) or (kind == RECOMPUTE and slash):
+    if kind not in KINDS or (kind == ANCHORED) != ("@" not in rule) or (kind in (MEAN, RECOMPUTE) and slash):
         return None
     try:
         anchor = _anchor(where) if slash else Anchor(interval)

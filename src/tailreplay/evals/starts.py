@@ -11,9 +11,13 @@ from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.replay import ReadHidden, replay
 from tailreplay.evals.branches import KeysValues
-from tailreplay.evals.start_rules import ANCHORED, DECAYED, RECOMPUTE, Start
-from tailreplay.evals.trail import Trail
+from tailreplay.evals.mean_state import blend
+from tailreplay.evals.start_rules import ANCHORED, DECAYED, MEAN, MIXED, RECOMPUTE, Start
+from tailreplay.evals.trail import Trail, stateful_layers
 from tailreplay.topology import Topology
+
+MEAN_SHARE = 0.5
+"""Of the mean state in a "mixed" start."""
 
 
 class KeptLayer(compat.DynamicLayer):  # type: ignore[misc]
@@ -59,6 +63,7 @@ def rebuild(
     kv: KeysValues,
     read_hidden: ReadHidden,
     chunk: int = 2048,
+    mean: compat.DynamicCache | None = None,
 ) -> compat.DynamicCache:
     """Return the states after `ids`, rebuilt as `start` says.
 
@@ -72,18 +77,41 @@ def rebuild(
         As `tailreplay.engines.transformers.replay.replay` wants it.
     chunk : int
         Longest run at once.
+    mean : DynamicCache, optional
+        The model's mean state, where `start` uses it.
     """
     matched = len(ids)
     cache = backbone.new_cache(1)
     if start.kind == RECOMPUTE:
         _recompute(backbone, cache, ids, start.longest(matched), kv, chunk)
         return cache
-    anchor = start.anchor_of(matched)
-    trail.put(anchor, cache)
-    if start.kind == DECAYED:
-        trail.decay(cache, anchor, matched - start.longest(matched))
+    if start.kind == MEAN:
+        assert mean is not None
+        compat.copy_states(mean, cache)
+    else:
+        _put_anchor(backbone, cache, start, matched, trail, mean)
     replay(backbone, cache, ids, tails(start, matched, backbone.topology), read_hidden, chunk)
     return cache
+
+
+def _put_anchor(
+    backbone: Backbone,
+    cache: compat.DynamicCache,
+    start: Start,
+    matched: int,
+    trail: Trail,
+    mean: compat.DynamicCache | None,
+) -> None:
+    anchor = start.anchor_of(matched)
+    trail.put(anchor, cache)
+    neglected = matched - start.longest(matched) - anchor
+    if start.kind == DECAYED:
+        trail.decay(cache, anchor, anchor + neglected)
+    if start.kind == MIXED and neglected:
+        assert mean is not None
+        if not anchor:
+            compat.copy_states(mean, cache)
+        blend(cache, mean, stateful_layers(backbone), MEAN_SHARE)
 
 
 def tails(start: Start, matched: int, topology: Topology) -> list[int]:
