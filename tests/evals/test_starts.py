@@ -12,6 +12,7 @@ import torch
 from tailreplay.engines.transformers import compat
 from tailreplay.errors import InvalidRequestError
 from tailreplay.evals.document import Document
+from tailreplay.evals.mean_state import blend, calibration_text, mean_state
 from tailreplay.evals.measure import Asker
 from tailreplay.evals.methods import label, ordered, parse_method, parse_methods
 from tailreplay.evals.prefix import Prefix
@@ -20,7 +21,8 @@ from tailreplay.evals.trail import Trail, log_decay, stateful_layers
 from tailreplay.naive import gated_delta_rule
 from tests.evals.conftest import Bench
 
-NAMES = ["carried@0.25/75%", "carried@0.05/256", "replay@0.25", "recompute@0.25", "recompute@1", "anchored/256"]
+EXACT = ["carried@0.25/75%", "decayed@0.25/75%", "mixed@0.25/75%", "recompute@1", "anchored/256"]
+NAMES = [*EXACT, "carried@0.05/256", "mean@0.05", "replay@0.25", "recompute@0.25"]
 CLOSE = 1e-3
 
 
@@ -35,7 +37,7 @@ def hits(bench: Bench) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["carried@0.25/75%", "recompute@1", "anchored/256"])
+@pytest.mark.parametrize("name", EXACT)
 def test_a_start_that_is_exact_gives_full_prefill(hits: list[dict[str, Any]], name: str) -> None:
     for hit in hits:
         assert all(error < CLOSE for error in hit["state_error"][name])
@@ -62,6 +64,7 @@ def test_the_start_decides_what_a_short_tail_leaves(hits: list[dict[str, Any]]) 
     for hit in text:
         divergence = {name: result["kl"] for name, result in hit["probes"][0]["results"].items()}
         assert divergence["full"] < 1e-6 < divergence["replay@0.25"] < divergence["zero"]
+        assert divergence["mean@0.05"] < divergence["zero"]
         # Without hiddens, from zero states too: another engine path, as good.
         assert divergence["recompute@0.25"] == pytest.approx(divergence["replay@0.25"], rel=0.5)
 
@@ -73,6 +76,31 @@ def test_heads_add_up_to_the_states_errors(bench: Bench, hits: list[dict[str, An
         for name, errors in hit["state_error"].items():
             squared = np.array(hit["head_error"][name]).reshape(-1, heads).sum(1)
             assert np.sqrt(squared / norms) == pytest.approx(errors, abs=2e-3)
+
+
+@torch.inference_mode()
+def test_the_mean_state_is_the_mean_of_states_and_mixed_lies_halfway(bench: Bench) -> None:
+    lm, ids = bench.lm, list(bench.document("prose").ids[:192])
+    backbone = lm.backbone
+    mean = mean_state(lm, ids, every=64, first=128)
+    once, twice = backbone.new_cache(192), backbone.new_cache(192)
+    backbone.forward(ids[:128], 0, once, None)
+    backbone.forward(ids, 0, twice, None)
+    layers = stateful_layers(backbone)
+    for layer in layers:
+        for found, *two in zip(*(compat.states(cache, layer) for cache in (mean, once, twice)), strict=True):
+            assert found.numpy() == pytest.approx((two[0] + two[1]).numpy() / 2, abs=1e-3)
+    halfway = [(compat.states(once, i)[1] + compat.states(mean, i)[1]) / 2 for i in layers]
+    blend(once, mean, layers, 0.5)
+    for layer, wanted in zip(layers, halfway, strict=True):
+        assert compat.states(once, layer)[1].numpy() == pytest.approx(wanted.numpy(), abs=1e-6)
+
+
+def test_the_calibration_text_is_in_no_task(bench: Bench) -> None:
+    sentences = [line.strip() for line in calibration_text().split(". ") if len(line) > 60]
+    known = " ".join(bench.measurer._material.paragraphs)
+    assert len(sentences) > 30
+    assert not [sentence for sentence in sentences if sentence in known]
 
 
 @pytest.fixture
@@ -151,6 +179,8 @@ def test_an_anchor_inside_a_branch_is_the_branch_s(bench: Bench) -> None:
         ("carried", None),
         ("anchored@0.5", None),
         ("recompute@0.5/256", None),
+        ("mean@0.1", Start("mean", 0.1, Anchor(128))),
+        ("mean@0.1/256", None),
         ("carried@0.05/", None),
     ],
 )
