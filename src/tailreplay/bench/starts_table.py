@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tailreplay.bench.starts_rows import PAPER, StartRow
 from tailreplay.evals.report.grids import NOTHING, Grid, number, percent, percent_interval, signed
-from tailreplay.evals.start_rules import CARRIED
+from tailreplay.evals.start_rules import CARRIED, MEAN, MIXED
 
 HEADINGS = (
     "start",
@@ -39,17 +39,18 @@ def grids_of(rows: Sequence[StartRow]) -> list[Grid]:
 
 
 def verdict_lines(rows: Sequence[StartRow]) -> list[str]:
-    """Return for each length and budget whether carried states halve what the paper's start loses, anchor by anchor."""
+    """Return for each length, budget and anchor whether a start halves what the paper's loses at equal tokens."""
     lines = []
     paper = {(row.length, row.ratio): row for row in rows if row.start == PAPER}
     for row in rows:
         beside = paper.get((row.length, row.ratio))
-        if row.start != CARRIED or beside is None or not row.kl.value or not beside.kl.value:
+        if row.start not in (CARRIED, MEAN, MIXED) or beside is None or not row.kl.value or not beside.kl.value:
             continue
         share = row.kl.value / beside.kl.value
+        anchor = f", anchor {row.anchor}" if row.anchor else ""
         word = "holds" if share <= HALF else "does not hold"
         lines.append(
-            f"{row.length:,} tokens, r = {100 * (row.ratio or 0):g}%, anchor {row.anchor}: divergence {share:.2f} of the "
+            f"{row.length:,} tokens, r = {100 * (row.ratio or 0):g}%, {row.start}{anchor}: divergence {share:.2f} of the "
             f"paper's start (at most {HALF:g} {word}); NLL gap {signed(row.nll_gap.value, 4)} against "
             f"{signed(beside.nll_gap.value, 4)}; retention {percent(row.retention.value)} against "
             f"{percent(beside.retention.value)}."
