@@ -14,6 +14,7 @@ from tailreplay.bench.starts_rows import StartRow, rows_of
 from tailreplay.bench.starts_table import grids_of, verdict_lines
 from tailreplay.cli import main
 from tailreplay.costs import CostModel, LayerCost
+from tailreplay.evals.document import Document, Hit
 from tailreplay.evals.methods import parse_methods
 from tailreplay.topology import Topology
 
@@ -117,11 +118,30 @@ def test_every_budget_is_compared_at_the_first_anchor() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize(("count", "kept"), [(4, [0, 3, 6, 9]), (10, list(range(10))), (1, [0]), (99, list(range(10)))])
+def test_hits_are_thinned_evenly(count: int, kept: list[int]) -> None:
+    document = Document((), tuple(Hit(at, ()) for at in range(10)))
+    assert [one.at for one in document.thinned(count).hits] == kept
+
+
 def test_a_small_run_leaves_rows_page_and_picture_and_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {name: tmp_path / f"starts.{name}" for name in ("jsonl", "png", "html")}
-    arguments = ["bench", "starts", "--tasks", "count", "--lengths", "1024", "--samples", "1", "--ratios", "0.05"]
+    arguments = [
+        "bench",
+        "starts",
+        "--tasks",
+        "count",
+        "--lengths",
+        "1024",
+        "--samples",
+        "1",
+        "--ratios",
+        "0.05",
+        "--hits",
+        "2",
+    ]
     arguments += ["--anchors", "256", "--workers", "1", "--out", str(tmp_path / "run"), "--save", str(files["jsonl"])]
     assert main([*arguments, "--png", str(files["png"]), "--html", str(files["html"])]) == 0
     assert "1,024 tokens" in capsys.readouterr().out

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="(default: all)")
     parser.add_argument("--samples", type=int, default=100, help="questions a cell, at least (default: %(default)s)")
+    parser.add_argument("--hits", type=int, default=4, help="of a document, 0 for all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the documents (default: %(default)s)")
     parser.add_argument("--text", help="a text file with prose instead of Python's help topics")
     parser.add_argument(
@@ -75,6 +76,7 @@ def plan_of(arguments: argparse.Namespace) -> EvalPlan:
         methods=tuple(method_names(arguments.ratios, arguments.anchors)),
         lengths=tuple(sorted(set(arguments.lengths))),
         samples=arguments.samples,
+        hits=arguments.hits,
         seed=arguments.seed,
         dtype=arguments.dtype,
         device=arguments.device,

@@ -48,6 +48,8 @@ class EvalPlan:
         In which the cache holds hiddens (see `tailreplay.codecs`); "exact" asks for "none".
     anchor_interval : int
         Tokens between anchors, for methods that start from one and do not name another place.
+    hits : int
+        Of a document, at most, spread over it; 0 for all. Few hits of many documents say more than many of few.
     """
 
     model: str
@@ -64,6 +66,7 @@ class EvalPlan:
     batch_bytes: str = "512MiB"
     codec: str = "none"
     anchor_interval: int = ANCHOR_INTERVAL
+    hits: int = 0
 
     def chosen_tasks(self) -> list[Task]:
         """Return the tasks."""
@@ -80,7 +83,7 @@ class EvalPlan:
     def cells(self) -> list[tuple[Task, int, int]]:
         """Return each task and length with the documents that it takes."""
         return [
-            (task, length, math.ceil(self.samples / task.probes))
+            (task, length, math.ceil(self.samples / (min(task.probes, self.hits) if self.hits else task.probes)))
             for length in self.lengths
             for task in self.chosen_tasks()
         ]
@@ -99,8 +102,8 @@ class EvalPlan:
             raise InvalidRequestError("There is no task to measure.")
         check_interval(self.anchor_interval)
         self.chosen_methods()
-        if self.samples < 1 or self.min_tail < 0:
-            raise InvalidRequestError("--samples must be at least 1, and --min-tail at least 0.")
+        if self.samples < 1 or self.min_tail < 0 or self.hits < 0:
+            raise InvalidRequestError("--samples must be at least 1, --min-tail and --hits at least 0.")
         for size in (self.host_bytes, self.batch_bytes):
             parse_bytes(size)
         if self.codec not in CODECS:
@@ -156,6 +159,7 @@ class EvalPlan:
             "text_digest": material.digest,
             # Only where it changes numbers: a folder of a run without it goes on.
             **({"codec": self.codec} if self.codec != "none" else {}),
+            **({"hits": self.hits} if self.hits else {}),
             **({"anchor_interval": self.anchor_interval} if self._has_anchors() else {}),
         }
 
