@@ -92,6 +92,8 @@ def test_rows_say_how_wrong_the_states_are_and_which_share_four_heads_hold(rows:
 def test_quality_is_compared_with_full_prefill(rows: dict[str, StartRow]) -> None:
     carried, paper = rows["carried@0.1/64"], rows["replay@0.1"]
     assert (carried.kl.value, carried.nll_gap.value) == (0.004, pytest.approx(0.004))
+    assert (carried.median_share, carried.worse) == (pytest.approx(0.2), (0, 3))
+    assert (rows["anchored/64"].median_share, paper.worse) == (None, None)
     assert (carried.retention.value, paper.retention.value) == (1.0, 0.0)
     assert paper.inside == (3, 0.0, 1.0)
     assert paper.outside == (0, None, None)

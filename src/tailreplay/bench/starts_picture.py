@@ -43,8 +43,8 @@ def draw(figure: Any, rows: Sequence[StartRow]) -> None:
             axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
             axes.set_xlabel("operations of the replay, of a full prefill's")
             axes.grid(color="#e5e5e5", linewidth=0.7)
-    grid[0][0].set_ylabel("text after the hit: KL from full prefill, nats a token")
-    grid[1][0].set_ylabel("score kept: running count and mid-question hits")
+    grid[0][0].set_ylabel("plain text: KL from full prefill, nats")
+    grid[1][0].set_ylabel("score kept on what needs the states")
     handles = {line.get_label(): line for axes in grid.flat for line in axes.get_legend_handles_labels()[0]}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize="small")
 
@@ -76,7 +76,8 @@ def _retention(axes: Any, rows: Sequence[StartRow]) -> None:
         if line:
             values = [row.retention.value for row in line]
             axes.plot([row.flops_share for row in line], values, label=_NAMES[start], **look)
-            sure = [row for row in line if row.retention.low is not None]
+            # The intervals of two: all of them over each other cannot be told apart.
+            sure = [row for row in line if row.retention.low is not None and start in (PAPER, MIXED)]
             lows, highs = [row.retention.low for row in sure], [row.retention.high for row in sure]
             axes.fill_between([r.flops_share for r in sure], lows, highs, color=look["color"], alpha=0.1, linewidth=0)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}%")

@@ -45,6 +45,10 @@ class StartRow:
         Nats a token above full prefill's in plain text: of the first 8 tokens, and of all 128.
     first_kl, kl : Estimate
         KL divergence from full prefill's prediction of the same tokens, nats a token.
+    median_share : float or None
+        Median over hits of the divergence over that of the paper's start at equal replayed tokens.
+    worse : tuple of int or None
+        At how many hits it is the higher one, and of how many.
     scores : dict of str to Estimate
         By task.
     retention : Estimate
@@ -72,6 +76,8 @@ class StartRow:
     nll_gap: Estimate
     first_kl: Estimate
     kl: Estimate
+    median_share: float | None
+    worse: tuple[int, int] | None
     scores: dict[str, Estimate]
     retention: Estimate
     inside: tuple[int, float | None, float | None]
@@ -107,6 +113,8 @@ def _row(cells: Sequence[Observations], name: str, costs: CostModel) -> StartRow
     full = sum(costs.prefill_flops(0, hit["matched"]) for hit in hits)
     start = method.start.kind if method.start else NO_REPLAY if name == ZERO else PAPER
     shares = method.start and method.start.kind != ANCHORED
+    beside = f"replay@{method.start.ratio:g}" if method.start and shares else name
+    median, worse = _against(prose, name, beside)
     return StartRow(
         length=cells[0].length,
         method=name,
@@ -121,6 +129,8 @@ def _row(cells: Sequence[Observations], name: str, costs: CostModel) -> StartRow
         nll_gap=_gap(prose, "nll", name),
         first_kl=estimate(prose[0].mean(name, "first_kl")) if prose else Estimate(),
         kl=estimate(prose[0].mean(name, "kl")) if prose else Estimate(),
+        median_share=median,
+        worse=worse,
         scores={task: estimate(cell.mean(name, "score")) for task, cell in scored.items()},
         retention=estimate(ratio(*mean_scores(list(scored.values()), name, FULL))),
         inside=_split(scored.get("count"), name, True),
@@ -156,6 +166,17 @@ def _state_error(hits: Sequence[Record], name: str) -> tuple[float, float | None
 
 def _gap(cells: Sequence[Observations], field: str, name: str) -> Estimate:
     return estimate(difference(*paired(cells[0], field, name, FULL))) if cells else Estimate()
+
+
+def _against(cells: Sequence[Observations], name: str, paper: str) -> tuple[float | None, tuple[int, int] | None]:
+    """Return the median share of the paper's divergence, and how often it is more than all of it."""
+    if not cells or name == paper:
+        return None, None
+    shares = cells[0].values(name, "kl") / cells[0].values(paper, "kl")
+    shares = shares[np.isfinite(shares)]
+    if not len(shares):
+        return None, None
+    return float(np.median(shares)), (int((shares > 1).sum()), len(shares))
 
 
 def _split(cell: Observations | None, name: str, wanted: bool) -> tuple[int, float | None, float | None]:
