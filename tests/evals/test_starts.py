@@ -21,7 +21,7 @@ from tailreplay.evals.trail import Trail, log_decay, stateful_layers
 from tailreplay.naive import gated_delta_rule
 from tests.evals.conftest import Bench
 
-EXACT = ["carried@0.25/75%", "decayed@0.25/75%", "mixed@0.25/75%", "recompute@1", "anchored/256"]
+EXACT = ["carried@0.25/75%", "blended@0.25/75%", "mixed@0.25/75%", "recompute@1", "anchored/256"]
 NAMES = [*EXACT, "carried@0.05/256", "mean@0.05", "replay@0.25", "recompute@0.25"]
 CLOSE = 1e-3
 
@@ -132,8 +132,11 @@ def test_decayed_states_are_what_the_model_itself_would_have_forgotten(
         compat.states(past, layer)[0].zero_()  # keys of before, too
         backbone.forward(ids[64:], 64, past, None)
         hook.remove()
-    decayed = backbone.new_cache(1)
+    decayed, blended = backbone.new_cache(1), backbone.new_cache(1)
     trail.put(64, decayed)
+    trail.put(64, blended)
+    trail.decay(blended, 64, 160, towards=decayed)
+    assert compat.states(blended, layer)[1].numpy() == pytest.approx(compat.states(decayed, layer)[1].numpy(), abs=1e-5)
     start = compat.states(decayed, layer)[1].clone()
     trail.decay(decayed, 64, 160)
     found = compat.states(decayed, layer)[1]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tailreplay.bench.starts_rows import PAPER, StartRow
 from tailreplay.evals.report.grids import NOTHING, Grid, number, percent, percent_interval, signed
-from tailreplay.evals.start_rules import CARRIED, MEAN, MIXED
+from tailreplay.evals.start_rules import BLENDED, CARRIED, MEAN, MIXED
 
 HEADINGS = (
     "start",
@@ -45,7 +45,12 @@ def verdict_lines(rows: Sequence[StartRow]) -> list[str]:
     paper = {(row.length, row.ratio): row for row in rows if row.start == PAPER}
     for row in rows:
         beside = paper.get((row.length, row.ratio))
-        if row.start not in (CARRIED, MEAN, MIXED) or beside is None or not row.kl.value or not beside.kl.value:
+        if (
+            row.start not in (BLENDED, CARRIED, MEAN, MIXED)
+            or beside is None
+            or not row.kl.value
+            or not beside.kl.value
+        ):
             continue
         share = row.kl.value / beside.kl.value
         anchor = f", anchor {row.anchor}" if row.anchor else ""

@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         nargs="+",
-        help="replay@R …, exact, other starts (carried@R, decayed@R, mean@R, mixed@R, recompute@R, anchored); full, zero "
-        "and kv-wiped are always there (default: seven ratios)",
+        help="replay@R …, exact, other starts (carried@R, decayed@R, mean@R, mixed@R, blended@R, recompute@R, anchored); "
+        "full, zero and kv-wiped are always there (default: seven ratios)",
     )
     parser.add_argument(
         "--anchor-interval",

@@ -15,7 +15,7 @@ from tailreplay.engines.transformers.staging import Staging
 from tailreplay.errors import CacheConfigError
 from tailreplay.evals.branches import KeysValues
 from tailreplay.evals.document import Document, Hit
-from tailreplay.evals.start_rules import DECAYED, Start
+from tailreplay.evals.start_rules import Start
 from tailreplay.evals.starts import rebuild
 from tailreplay.evals.trail import Trail, stateful_layers
 from tailreplay.keys import Namespace
@@ -64,7 +64,7 @@ class Prefix:
             lm.cache.release(plan)
             hits = self._document.hits
             anchors = [anchor for hit in hits for anchor in self._anchors(hit) if anchor <= hit.at]
-            trail = Trail(lm.backbone, anchors, any(start.kind == DECAYED for start in self._starts))
+            trail = Trail(lm.backbone, anchors, any(start.uses_gates for start in self._starts))
             for hit in hits:
                 self._extend(sequence, ids[: hit.at], trail)
                 branch, path = sequence, trail

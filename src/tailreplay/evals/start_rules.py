@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from tailreplay.budget import Ratio
 from tailreplay.errors import InvalidRequestError
 
-ANCHORED, CARRIED, DECAYED, MEAN, MIXED, RECOMPUTE = "anchored", "carried", "decayed", "mean", "mixed", "recompute"
-KINDS = (ANCHORED, CARRIED, DECAYED, MEAN, MIXED, RECOMPUTE)
+ANCHORED, CARRIED, DECAYED, RECOMPUTE = "anchored", "carried", "decayed", "recompute"
+MEAN, MIXED, BLENDED = "mean", "mixed", "blended"
+KINDS = (ANCHORED, CARRIED, DECAYED, MEAN, MIXED, BLENDED, RECOMPUTE)
 ANCHOR_INTERVAL = 512
 
 
@@ -49,8 +50,9 @@ class Start:
     kind : str
         "carried": the states of the last anchor at or before the tail, as they are. "decayed": the same, times the product
         of each head's decays over the tokens between. "mean": the model's mean state (`tailreplay.evals.mean_state`),
-        which needs no anchor. "mixed": halfway between "carried" and "mean". "anchored": all tokens after the last anchor
-        of the match, from its states, whatever `ratio` asks for: exact. "recompute": zero states, and the tail's tokens
+        which needs no anchor. "mixed": halfway between "carried" and "mean". "blended": as much of the anchor's state as
+        "decayed" leaves, filled up with the mean state. "anchored": all tokens after the last anchor of the match, from
+        its states, whatever `ratio` asks for: exact. "recompute": zero states, and the tail's tokens
         run through the whole model over the cached keys and values; no hiddens are needed.
     ratio : float
         Share of the match that is replayed.
@@ -75,9 +77,14 @@ class Start:
         return self.kind not in (MEAN, RECOMPUTE)
 
     @property
+    def uses_gates(self) -> bool:
+        """Whether it needs each head's decays."""
+        return self.kind in (DECAYED, BLENDED)
+
+    @property
     def uses_mean(self) -> bool:
         """Whether it needs the model's mean state."""
-        return self.kind in (MEAN, MIXED)
+        return self.kind in (MEAN, MIXED, BLENDED)
 
     def anchor_of(self, matched: int) -> int:
         """Return the token of the anchor that a match of `matched` tokens starts from."""

@@ -104,14 +104,17 @@ def _put_anchor(
 ) -> None:
     anchor = start.anchor_of(matched)
     trail.put(anchor, cache)
-    neglected = matched - start.longest(matched) - anchor
+    stop = matched - start.longest(matched)
     if start.kind == DECAYED:
-        trail.decay(cache, anchor, anchor + neglected)
-    if start.kind == MIXED and neglected:
+        trail.decay(cache, anchor, stop)
+    if start.uses_mean and anchor < stop:
         assert mean is not None
         if not anchor:
             compat.copy_states(mean, cache)
-        blend(cache, mean, stateful_layers(backbone), MEAN_SHARE)
+        elif start.kind == MIXED:
+            blend(cache, mean, stateful_layers(backbone), MEAN_SHARE)
+        else:
+            trail.decay(cache, anchor, stop, mean)
 
 
 def tails(start: Start, matched: int, topology: Topology) -> list[int]:

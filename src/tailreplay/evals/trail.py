@@ -78,16 +78,22 @@ class Trail:
         if position:
             compat.copy_states(self._states[position], target)
 
-    def decay(self, target: compat.DynamicCache, start: int, stop: int) -> None:
-        """Multiply heads' recurrent states by their decays of tokens ``start .. stop-1``. Mutates `target`."""
+    def decay(
+        self, target: compat.DynamicCache, start: int, stop: int, towards: compat.DynamicCache | None = None
+    ) -> None:
+        """Let recurrent states decay over tokens ``start .. stop-1``, to zero or `towards` others. Mutates `target`."""
         assert self._gates is not None, "the trail was made without gates"
         if start == stop:
             return
         for layer, parts in self._gates.items():
             state = compat.states(target, layer)[1]
-            if state is not None:
-                log = torch.cat(parts, 1)[:, start:stop].sum(1)
-                state *= log.exp()[:, :, None, None].to(state.dtype)
+            if state is None:
+                continue
+            kept = torch.cat(parts, 1)[:, start:stop].sum(1).exp()[:, :, None, None].to(state.dtype)
+            state *= kept
+            other = None if towards is None else compat.states(towards, layer)[1]
+            if other is not None:
+                state += (1 - kept) * other.to(state.dtype)
 
     def _hook(self, layer: int):  # type: ignore[no-untyped-def]
         def keep(mixer: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
