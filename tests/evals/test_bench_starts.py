@@ -118,6 +118,7 @@ def test_every_budget_is_compared_at_the_first_anchor() -> None:
     assert {"carried@0.1/512", "mixed@0.05/50%", "decayed@0.05/50%", "recompute@0.1", "anchored/50%"} <= set(names)
     assert not {"carried@0.1/50%", "decayed@0.1/512"} & set(names)
     assert len(names) == len(set(names))
+    assert "blended@0.1/512" in method_names([0.1], ["512"], ["blended"])
 
 
 @pytest.mark.parametrize(("count", "kept"), [(4, [0, 3, 6, 9]), (10, list(range(10))), (1, [0]), (99, list(range(10)))])

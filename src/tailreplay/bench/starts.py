@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailreplay.errors import InvalidRequestError
+from tailreplay.evals.start_rules import BLENDED, CARRIED, DECAYED, MEAN, MIXED, RECOMPUTE, WITHOUT_ANCHOR
 
 if TYPE_CHECKING:
     from tailreplay.bench.starts_rows import StartRow
@@ -18,6 +19,7 @@ TASKS = ("prose", "mid_question", "count")
 LENGTHS = (1024, 2048, 4096)
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.25)
 ANCHORS = ("512", "25%", "50%", "75%", "90%")
+STARTS = (MEAN, RECOMPUTE, CARRIED, MIXED, DECAYED)
 EVERY_ANCHOR_AT = 0.05
 
 
@@ -35,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(ANCHORS),
         help="tokens between anchors, or where the last one lies: 512 50%% …",
+    )
+    parser.add_argument(
+        "--starts",
+        nargs="+",
+        choices=(*STARTS, BLENDED),
+        default=list(STARTS),
+        help="beside zero states and exact replay (default: %(default)s)",
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="(default: all)")
     parser.add_argument("--samples", type=int, default=100, help="questions a cell, at least (default: %(default)s)")
@@ -73,7 +82,7 @@ def plan_of(arguments: argparse.Namespace) -> EvalPlan:
     return EvalPlan(
         model=arguments.model,
         tasks=tuple(arguments.tasks),
-        methods=tuple(method_names(arguments.ratios, arguments.anchors)),
+        methods=tuple(method_names(arguments.ratios, arguments.anchors, arguments.starts)),
         lengths=tuple(sorted(set(arguments.lengths))),
         samples=arguments.samples,
         hits=arguments.hits,
@@ -84,14 +93,20 @@ def plan_of(arguments: argparse.Namespace) -> EvalPlan:
     )
 
 
-def method_names(ratios: Sequence[float], anchors: Sequence[str]) -> list[str]:
-    """Return what is compared: every budget from the first anchor, and some from each; decayed states at one budget."""
+def method_names(ratios: Sequence[float], anchors: Sequence[str], starts: Sequence[str] = STARTS) -> list[str]:
+    """Return what is compared: the paper's start at every budget, the others at every budget from the first anchor.
+
+    At one budget they start from every anchor; decayed ones, which are no better, at that alone.
+    """
     names = [f"anchored/{anchor}" for anchor in dict.fromkeys((anchors[0], anchors[-1]))]
     for ratio in sorted(set(ratios)):
-        names += [f"{start}@{ratio:g}" for start in ("replay", "mean", "recompute")]
         some = anchors if ratio == EVERY_ANCHOR_AT else anchors[:1]
-        names += [f"{start}@{ratio:g}/{anchor}" for start in ("carried", "mixed") for anchor in some]
-        names += [f"decayed@{ratio:g}/{a}" for a in (anchors if ratio == EVERY_ANCHOR_AT else [])]
+        names.append(f"replay@{ratio:g}")
+        for start in starts:
+            if start in WITHOUT_ANCHOR:
+                names.append(f"{start}@{ratio:g}")
+            elif start != DECAYED or ratio == EVERY_ANCHOR_AT:
+                names += [f"{start}@{ratio:g}/{anchor}" for anchor in some]
     return names
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailreplay.bench.starts_rows import PAPER, StartRow
-from tailreplay.evals.start_rules import ANCHORED, CARRIED, DECAYED, MEAN, MIXED, RECOMPUTE
+from tailreplay.evals.start_rules import ANCHORED, BLENDED, CARRIED, DECAYED, MEAN, MIXED, RECOMPUTE
 
 _NAMES = {
     PAPER: "zero states (the paper)",
     MEAN: "mean: the model's mean state, no anchor",
     MIXED: "mixed: half anchor, half mean",
+    BLENDED: "blended: decayed towards the mean",
     CARRIED: "carried: the last anchor's states as they are",
     DECAYED: "carried and decayed",
     RECOMPUTE: "no hiddens: the tail through the whole model",
@@ -22,6 +23,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
     MEAN: {"color": "#ccbb44", "marker": "D"},
     CARRIED: {"color": "#4477aa", "marker": "s"},
     MIXED: {"color": "#aa3377", "marker": "P"},
+    BLENDED: {"color": "#222222", "marker": "x"},
     DECAYED: {"color": "#66ccee", "marker": "v", "linestyle": "none"},
     RECOMPUTE: {"color": "#ee6677", "marker": "^"},
     ANCHORED: {"color": "#228833", "marker": "*", "linestyle": "none", "markersize": 12},

@@ -10,6 +10,7 @@ from tailreplay.errors import InvalidRequestError
 
 ANCHORED, CARRIED, DECAYED, RECOMPUTE = "anchored", "carried", "decayed", "recompute"
 MEAN, MIXED, BLENDED = "mean", "mixed", "blended"
+WITHOUT_ANCHOR = (MEAN, RECOMPUTE)
 KINDS = (ANCHORED, CARRIED, DECAYED, MEAN, MIXED, BLENDED, RECOMPUTE)
 ANCHOR_INTERVAL = 512
 
@@ -74,7 +75,7 @@ class Start:
     @property
     def anchored(self) -> bool:
         """Whether it needs a saved state."""
-        return self.kind not in (MEAN, RECOMPUTE)
+        return self.kind not in WITHOUT_ANCHOR
 
     @property
     def uses_gates(self) -> bool:
@@ -119,7 +120,7 @@ def parse_start(name: str, min_tail: int = 0, interval: int = ANCHOR_INTERVAL) -
     """
     rule, slash, where = name.partition("/")
     kind, _, ratio = rule.partition("@")
-    if kind not in KINDS or (kind == ANCHORED) != ("@" not in rule) or (kind in (MEAN, RECOMPUTE) and slash):
+    if kind not in KINDS or (kind == ANCHORED) != ("@" not in rule) or (kind in WITHOUT_ANCHOR and slash):
         return None
     try:
         anchor = _anchor(where) if slash else Anchor(interval)
