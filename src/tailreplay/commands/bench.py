@@ -19,6 +19,7 @@ BENCHMARKS = {
     "peers": "tokens reused on vLLM without a prefix cache, with its own, with tailreplay, and on other servers",
     "kernels": "CPU kernels of the gated delta rule against the library's own functions",
     "policies": "ten turns after an approximate hit, by policy of reusing approximate pages",
+    "starts": "how a hit's tail should start: quality, operations and bytes by start, budget and anchor",
     "storage": "bytes a token by codec, how fast each tier hands pages over, and what a hit waits for",
     "trace": "a trace of many users at a given rate against one server: latencies, throughput, hits over time",
     "ttft": "time to first token with and without the cache",

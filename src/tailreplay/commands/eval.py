@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailreplay.evals.progress import measure_into, missing
+
 if TYPE_CHECKING:
     from tailreplay.evals.plan import EvalPlan
-    from tailreplay.evals.records import Record, RunFolder
-    from tailreplay.evals.workers import Job, Measurer
+    from tailreplay.evals.records import RunFolder
 
 QUICK_METHODS = ["replay@0.05", "replay@0.25", "replay@1"]
 LENGTHS = [1024, 2048, 4096, 8192]
@@ -28,7 +28,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         nargs="+",
-        help="replay@R …, exact; full, zero and kv-wiped are always there (default: seven ratios)",
+        help="replay@R …, exact, other starts (carried@R, decayed@R, mean@R, mixed@R, blended@R, recompute@R, anchored); "
+        "full, zero and kv-wiped are always there (default: seven ratios)",
+    )
+    parser.add_argument(
+        "--anchor-interval",
+        type=int,
+        default=512,
+        help="tokens between the exact states that carried, decayed, mixed and anchored start from (default: %(default)s)",
     )
     parser.add_argument(
         "--lengths", type=int, nargs="+", help="tokens, question and answer included (default: 1024 2048 4096 8192)"
@@ -76,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     workers = min(arguments.workers or default_workers(plan.device, plan.model), len(jobs))
     own = measurer if workers <= 1 else None
     del measurer  # workers have models of their own: this one would only take memory
-    _measure(plan, jobs, folder, workers, own)
+    measure_into(folder, plan, jobs, workers, own)
     try:
         _report(folder, settings, arguments)
     except OSError as error:
@@ -105,6 +112,7 @@ def make_plan(arguments: argparse.Namespace) -> EvalPlan:
         host_bytes=arguments.host_bytes,
         batch_bytes=arguments.batch_bytes,
         codec=arguments.codec,
+        anchor_interval=arguments.anchor_interval,
     )
 
 
@@ -121,35 +129,6 @@ def _make(out: Path) -> None:
         (out / "records.jsonl").touch()
     except OSError as error:
         raise InvalidRequestError(f"The folder '{out}' cannot be written: {error}.") from error
-
-
-def _measure(plan: EvalPlan, jobs: list[Job], folder: RunFolder, workers: int, own: Measurer | None) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from tailreplay.evals.workers import measured
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        bar = progress.add_task("documents", total=len(jobs))
-        for record in measured(plan, jobs, workers, own):
-            folder.append(record)
-            progress.update(bar, advance=1, description=f"{record['task']} {record['length']}")
-
-
-def missing(plan: EvalPlan, records: list[Record]) -> list[Job]:
-    """Return what is left to measure: every cell's first document, then every cell's second, and so on.
-
-    So a run that is stopped early has measured a share of each cell.
-    """
-    known = {(record["task"], record["length"], record["document"]) for record in records}
-    cells = plan.cells()
-    return [
-        (task.info.name, length, index)
-        for index in range(max(count for _, _, count in cells))
-        for task, length, count in cells
-        if index < count and (task.info.name, length, index) not in known
-    ]
 
 
 def _report(folder: RunFolder, settings: dict[str, Any], arguments: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 Encode = Callable[[str], list[int]]
 
@@ -81,6 +81,11 @@ class Document:
     ids: tuple[int, ...]
     hits: tuple[Hit, ...] = ()
     turns: tuple[Turn, ...] = ()
+
+    def thinned(self, count: int) -> Document:
+        """Return the document with at most so many of its hits, spread over them."""
+        every = -(-len(self.hits) // count)
+        return replace(self, hits=self.hits[::every])
 
 
 @dataclass

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from tailreplay.engines.transformers import HybridLM, compat
 from tailreplay.engines.transformers.generation import end_tokens
 from tailreplay.evals.branches import Branches, KeysValues
 from tailreplay.evals.document import Document, Probe
-from tailreplay.evals.methods import Method
-from tailreplay.evals.prefix import Boundary, Prefix, state_errors
+from tailreplay.evals.mean_state import calibration_text, mean_state
+from tailreplay.evals.methods import FULL, Method
+from tailreplay.evals.prefix import Boundary, Prefix, squared_errors, state_errors
 
 WORST = 100.0
 """Most nats that one token counts as."""
@@ -50,20 +52,30 @@ class Asker:
         self._batch_bytes = batch_bytes
         self._ends = end_tokens(lm.model)
 
+    @property
+    def _compares_starts(self) -> bool:
+        return any(method.start for method in self.methods)
+
+    @cached_property
+    def _mean_state(self) -> compat.DynamicCache:
+        return mean_state(self.lm, self.lm.tokenizer.encode(calibration_text(), add_special_tokens=False))
+
     def measure(self, document: Document) -> list[dict[str, Any]]:
         """Return one record a hit; see `tailreplay.evals.records`."""
-        prefix = Prefix(self.lm, document)
+        prefix = Prefix(self.lm, document, [method.start for method in self.methods if method.start])
         return [self._hit(prefix, boundary) for boundary in prefix.boundaries()]
 
     def _hit(self, prefix: Prefix, boundary: Boundary) -> dict[str, Any]:
         restored, tails, kv = self._restored(prefix, boundary)
         probes = boundary.hit.probes
         results: list[dict[str, Any]] = [{} for _ in probes]
+        # What full prefill, the first of the methods, expects after each probe's query: starts are compared with it.
+        expected: dict[int, torch.Tensor] | None = {} if self._compares_starts else None
         for wiped in (False, True):
             names = [method.name for method in self.methods if method.wiped == wiped]
             held = [(keys[:0], values[:0]) for keys, values in kv] if wiped else kv
             for rows in self._batches(names, probes, boundary.hit.matched):
-                for row, result in zip(rows, self._ask(rows, probes, boundary, restored, held), strict=True):
+                for row, result in zip(rows, self._ask(rows, probes, boundary, restored, held, expected), strict=True):
                     results[row.probe][row.method] = result
         return {
             "matched": boundary.hit.matched,
@@ -72,11 +84,27 @@ class Asker:
             "state_error": {
                 method.name: state_errors(self.lm, restored[method.name], boundary.states)
                 for method in self.methods
-                if method.reuse
+                if method.rebuilds
             },
+            **(self._heads(boundary, restored) if self._compares_starts else {}),
             "probes": [
                 {"evidence": probe.evidence, "results": result} for probe, result in zip(probes, results, strict=True)
             ],
+        }
+
+    def _heads(self, boundary: Boundary, restored: dict[str, compat.DynamicCache]) -> dict[str, Any]:
+        """What comparing starts needs beside: squared error of every head, operations, and where the anchors lay."""
+        backbone, matched = self.lm.backbone, boundary.hit.matched
+        empty = compat.new_cache(backbone.config)
+        starts = {method.name: method.start for method in self.methods if method.start}
+        return {
+            "anchors": {name: start.anchor_of(matched) for name, start in starts.items() if start.anchored},
+            "head_norm": _short(squared_errors(self.lm, empty, boundary.states)),
+            "head_error": {
+                method.name: _short(squared_errors(self.lm, restored[method.name], boundary.states))
+                for method in self.methods
+                if method.rebuilds
+            },
         }
 
     def _restored(
@@ -91,6 +119,11 @@ class Asker:
             states[method.name], tails[method.name], loaded = prefix.restore(boundary, method.reuse)
             kv = kv or loaded
         assert kv is not None, "zero is always among the methods"
+        for method in self.methods:
+            if method.start:
+                mean = self._mean_state if method.start.uses_mean else None
+                states[method.name] = prefix.start(boundary, method.start, kv, mean)
+                tails[method.name] = method.start.longest(boundary.hit.matched)
         return states, tails, kv
 
     def _batches(self, methods: list[str], probes: tuple[Probe, ...], matched: int) -> Iterator[list[Row]]:
@@ -114,6 +147,7 @@ class Asker:
         boundary: Boundary,
         restored: dict[str, compat.DynamicCache],
         kv: KeysValues,
+        expected: dict[int, torch.Tensor] | None,
     ) -> list[dict[str, Any]]:
         """Score rows: the reference's NLL, then a greedy answer where that does not already follow from it."""
         asked = [probes[row.probe] for row in rows]
@@ -142,7 +176,12 @@ class Asker:
             texts = self._greedy(branches(wrong, query.shape[1] + longest), query[wrong], longest)
             for index, text in zip(wrong, texts, strict=True):
                 answers[index] = text
-        return [_result(*one) for one in zip(asked, answers, nll, strict=True)]
+        found = [_result(*one) for one in zip(asked, answers, nll, strict=True)]
+        if expected is not None:
+            for row, probe, result, own in zip(rows, asked, found, logits, strict=True):
+                if not probe.answers:
+                    result |= _divergence(expected, row, own[:-1].log_softmax(-1))
+        return found
 
     def _greedy(self, branches: Branches, query: torch.Tensor, longest: int) -> list[str]:
         found = branches.greedy(query, longest, ended(self._text, self._ends))
@@ -156,6 +195,10 @@ class Asker:
         return text
 
 
+def _short(values: list[float]) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]
+
+
 def _result(probe: Probe, answer: str, losses: torch.Tensor) -> dict[str, Any]:
     generated = bool(probe.answers)
     # A method that breaks the model is to be seen in the means, not left out of them.
@@ -167,6 +210,25 @@ def _result(probe: Probe, answer: str, losses: torch.Tensor) -> dict[str, Any]:
         "tokens": len(probe.reference),
         "answer": first_line(answer) if generated else None,
     }
+
+
+def _divergence(expected: dict[int, torch.Tensor], row: Row, own: torch.Tensor) -> dict[str, float]:
+    """Return KL(full prefill || method), nats a token, as means over the reference and its first tokens.
+
+    Far less noisy than a difference of losses, which a wrong state may lower by luck.
+
+    Parameters
+    ----------
+    expected : dict
+        Full prefill's log probabilities by probe, ``(n, vocabulary)``. Mutated where `row` is full prefill's.
+    own : torch.Tensor
+        The row's, of the same shape.
+    """
+    if row.method == FULL:
+        expected[row.probe] = own
+    full = expected[row.probe]
+    losses = F.kl_div(own, full, reduction="none", log_target=True).sum(-1).nan_to_num(nan=WORST, posinf=WORST)
+    return {"kl": float(f"{losses.mean():.5g}"), "first_kl": float(f"{losses[:FIRST].mean():.5g}")}
 
 
 def ended(decode: Callable[[list[int]], str], ends: frozenset[int]) -> Callable[[list[int]], bool]:

@@ -17,7 +17,7 @@ from tailreplay.evals.statistics import Draws, Floats, mean, resample
 Record = Mapping[str, Any]
 Mask = NDArray[np.bool_]
 
-_FIELDS = ("score", "nll", "first_nll")
+_FIELDS = ("score", "nll", "first_nll", "kl", "first_kl")
 
 
 @dataclass(frozen=True)

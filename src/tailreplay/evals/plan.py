@@ -15,6 +15,7 @@ from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.errors import InvalidRequestError, UnsupportedModelError
 from tailreplay.evals.material import Material, python_topics, text_file
 from tailreplay.evals.methods import EXACT, Method, parse_methods
+from tailreplay.evals.start_rules import ANCHOR_INTERVAL, check_interval
 from tailreplay.evals.tasks.base import VERSION, Task
 from tailreplay.evals.tasks.registry import tasks_named
 from tailreplay.sizes import parse_bytes
@@ -45,6 +46,10 @@ class EvalPlan:
     host_bytes, batch_bytes : str
     codec : str
         In which the cache holds hiddens (see `tailreplay.codecs`); "exact" asks for "none".
+    anchor_interval : int
+        Tokens between anchors, for methods that start from one and do not name another place.
+    hits : int
+        Of a document, at most, spread over it; 0 for all. Few hits of many documents say more than many of few.
     """
 
     model: str
@@ -60,6 +65,8 @@ class EvalPlan:
     host_bytes: str = "4GiB"
     batch_bytes: str = "512MiB"
     codec: str = "none"
+    anchor_interval: int = ANCHOR_INTERVAL
+    hits: int = 0
 
     def chosen_tasks(self) -> list[Task]:
         """Return the tasks."""
@@ -67,7 +74,7 @@ class EvalPlan:
 
     def chosen_methods(self) -> list[Method]:
         """Return the methods, with those that every table needs."""
-        return parse_methods(list(self.methods), self.min_tail)
+        return parse_methods(list(self.methods), self.min_tail, self.anchor_interval)
 
     def material(self) -> Material:
         """Return the text that documents are made of."""
@@ -76,7 +83,7 @@ class EvalPlan:
     def cells(self) -> list[tuple[Task, int, int]]:
         """Return each task and length with the documents that it takes."""
         return [
-            (task, length, math.ceil(self.samples / task.probes))
+            (task, length, math.ceil(self.samples / (min(task.probes, self.hits) if self.hits else task.probes)))
             for length in self.lengths
             for task in self.chosen_tasks()
         ]
@@ -93,9 +100,10 @@ class EvalPlan:
         """
         if not self.chosen_tasks():
             raise InvalidRequestError("There is no task to measure.")
+        check_interval(self.anchor_interval)
         self.chosen_methods()
-        if self.samples < 1 or self.min_tail < 0:
-            raise InvalidRequestError("--samples must be at least 1, and --min-tail at least 0.")
+        if self.samples < 1 or self.min_tail < 0 or self.hits < 0:
+            raise InvalidRequestError("--samples must be at least 1, --min-tail and --hits at least 0.")
         for size in (self.host_bytes, self.batch_bytes):
             parse_bytes(size)
         if self.codec not in CODECS:
@@ -114,6 +122,9 @@ class EvalPlan:
                 f"{material.name} has {material.characters} characters, too few for documents of "
                 f"{max(self.lengths)} tokens: give a longer text with --text."
             )
+
+    def _has_anchors(self) -> bool:
+        return any(method.start and method.start.anchored for method in self.chosen_methods())
 
     def _check_model(self) -> None:
         config = text_config(self.model)
@@ -148,6 +159,8 @@ class EvalPlan:
             "text_digest": material.digest,
             # Only where it changes numbers: a folder of a run without it goes on.
             **({"codec": self.codec} if self.codec != "none" else {}),
+            **({"hits": self.hits} if self.hits else {}),
+            **({"anchor_interval": self.anchor_interval} if self._has_anchors() else {}),
         }
 
 

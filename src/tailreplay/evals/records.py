@@ -14,6 +14,10 @@ A record::
 
 ``score`` and ``answer`` are null where nothing is generated; ``nll`` is a mean over the reference's `tokens`, in nats.
 ``answer`` ends with the reference if the model would have written that.
+
+Where a method starts otherwise than in the paper, a hit has ``anchors`` (its token, by method), ``head_norm`` and
+``head_error`` (squared size of each head's true state, and squared error by method), and results of plain text have
+``kl`` and ``first_kl`` (divergence from full prefill's prediction, nats a token).
 """
 
 from __future__ import annotations

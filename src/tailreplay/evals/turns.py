@@ -17,12 +17,12 @@ class Talker:
     """Holds conversations with one model, under each method by itself.
 
     Pages that a turn computes after an approximate hit are approximate, and the next turn hits them: errors add up as they
-    would in use.
+    would in use. Starts other than the paper's are left out: they are built from one document's states.
     """
 
     def __init__(self, lm: HybridLM, methods: list[Method]) -> None:
         self.lm = lm
-        self.methods = [method for method in methods if not method.wiped]
+        self.methods = [method for method in methods if not (method.wiped or method.start)]
 
     def measure(self, document: Document) -> list[dict[str, Any]]:
         """Return one record a turn; see `tailreplay.evals.records`."""

@@ -58,7 +58,8 @@ class Measurer:
     def document(self, job: Job) -> Document:
         """Write a document."""
         name, length, index = job
-        return self._tasks[name].document(length, index, self._plan.seed, self._material, self._encode, self._head)
+        whole = self._tasks[name].document(length, index, self._plan.seed, self._material, self._encode, self._head)
+        return whole.thinned(self._plan.hits) if self._plan.hits else whole
 
     def measure(self, job: Job) -> Record:
         """Write a document, ask everything and return the record."""
