@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tailreplay import HybridLM, PrefixCache, Reuse
 from tailreplay.engines.transformers import compat
+from tailreplay.engines.transformers.capture import Sink
 from tailreplay.engines.transformers.replay import replay
 from tailreplay.engines.transformers.results import Timings
 from tailreplay.engines.transformers.sequence import Sequence
@@ -50,6 +51,15 @@ def floor(lm: HybridLM, ids: list[int]) -> tuple[Sequence, float]:
     true, _ = prefill(lm, ids, store=False)
     other, _ = prefill(lm, ids, chunk=37, store=False)
     return true, max(*state_errors(lm, other, true), TOLERANCE / 4)
+
+
+def _replay_captured(lm: HybridLM, sequence: Sequence, ids: list[int], tail: int) -> None:
+    """Replay the last hiddens of a plain prefill of `ids` on top of a sequence's states."""
+    captured = Sequence(lm.backbone, lm.cache, lm.namespace(), 200, store=False)
+    sink: Sink = [[] for _ in lm.backbone.topology.stored_groups]
+    lm.backbone.forward(ids, 0, captured.past, sink)
+    tails = [min(tail, group.receptive_field or tail) for group in lm.backbone.topology.groups]
+    replay(lm.backbone, sequence.past, ids, tails, lambda group, start, stop: sink[group][0][None, start:stop])
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -102,15 +112,49 @@ def test_a_carried_start_is_the_replay_of_the_tail_from_the_anchor_s_states(lm: 
     expected = Sequence(lm.backbone, lm.cache, lm.namespace(), 200, store=False)
     compat.copy_states(before.past, expected.past)
     with torch.inference_mode():
-        captured = Sequence(lm.backbone, lm.cache, lm.namespace(), 200, store=False)
-        sink = [[] for _ in lm.backbone.topology.stored_groups]  # type: ignore[var-annotated]
-        lm.backbone.forward(ids[:180], 0, captured.past, sink)
-        tails = [min(9, group.receptive_field or 9) for group in lm.backbone.topology.groups]
-        replay(
-            lm.backbone, expected.past, ids[:180], tails, lambda group, start, stop: sink[group][0][None, start:stop]
-        )
+        _replay_captured(lm, expected, ids[:180], 9)
     assert max(state_errors(lm, sequence, expected)) < TOLERANCE
     assert plan.provenance.start is Start.CARRIED
+
+
+def test_the_mean_state_takes_the_place_of_zero_states_and_is_mixed_with_an_anchor_s(lm: HybridLM) -> None:
+    if all(group.receptive_field for group in lm.backbone.topology.groups):
+        pytest.skip("convolutions are rebuilt wholly")
+    try:
+        assert lm.calibrate(random_ids(400, seed=1))
+        assert lm.mean is not None
+        ids = random_ids(190, seed=4)
+        lm.generate(ids, max_new_tokens=1, replay="off", salt="mean")
+        mixed, plan = restore(lm, [*ids[:180], 1], parse_reuse("replay", 0.05, 8), "mean")
+        assert (plan.start, plan.anchor.position if plan.anchor else None) == (Start.MIXED, 144)
+        alone, plan = restore(lm, [*ids[:40], 1], parse_reuse("replay", 0.05, 8), "mean")
+        assert (plan.matched, plan.start, plan.anchor, plan.exact) == (40, Start.MEAN, None, False)
+        for sequence, anchor, end in ((mixed, 144, 180), (alone, 0, 40)):
+            expected = Sequence(lm.backbone, lm.cache, lm.namespace(), 200, store=False)
+            views = lm.backbone.states.make(expected.past, lm.backbone.device)
+            before, _ = prefill(lm, ids[:anchor], store=False) if anchor else (None, None)
+            saved = lm.backbone.states.read(before.past) if before is not None else None
+            for index, (view, mean) in enumerate(zip(views, lm.mean, strict=True)):
+                view.copy_(mean)
+                if saved is not None:
+                    recurrent = lm.backbone.states.recurrent[index]
+                    view.copy_((saved[index] + mean) / 2 if recurrent else saved[index])
+            with torch.inference_mode():
+                _replay_captured(lm, expected, ids[:end], 9 if anchor else 8)
+            assert max(state_errors(lm, sequence, expected)) < TOLERANCE
+        paper = parse_reuse("replay", 0.05, 8, "zero")
+        assert restore(lm, [*ids[:40], 1], paper, "mean")[1].start is Start.ZERO
+    finally:
+        lm.mean = None
+
+
+def test_a_mean_state_is_given_up_when_somebody_waits_and_gone_with_the_weights(fresh: HybridLM) -> None:
+    assert not fresh.calibrate(), "without a tokenizer there is no text"
+    assert not fresh.calibrate(random_ids(400), waits=lambda: True)
+    assert not fresh.calibrate(random_ids(100)), "too short"
+    assert fresh.calibrate(random_ids(400))
+    fresh.refresh()
+    assert fresh.mean is None
 
 
 def test_zero_start_is_still_to_be_had(fresh: HybridLM) -> None:

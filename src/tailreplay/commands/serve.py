@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         name = args.served_model_name or args.model
         key = args.api_key or os.environ.get("TAILREPLAY_API_KEY")
         metrics = Metrics()
-        worker = Worker(metrics, args.max_queue, lm.repair if args.repair else None)
+        worker = Worker(metrics, args.max_queue, lm.rest if args.repair else None)
         app = create_app(lm, worker, metrics, name, key)
         url = url_of(listener)
         _show_requests()

@@ -85,7 +85,8 @@ class Worker:
     max_queue : int
         Jobs that may wait beside the one that runs.
     idle : callable, optional
-        ``idle(wanted)`` is called after jobs, when none waits. It should return soon after ``wanted()`` has become true.
+        ``idle(wanted)`` is called at the beginning and after jobs, when none waits. It should return soon after ``wanted()``
+        has become true.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Worker:
     # ---- on the worker's thread
 
     def _loop(self) -> None:
-        rested = True
+        rested = False
         while True:
             with self._changed:
                 if not self._waiting and not self._closed:

@@ -22,6 +22,7 @@ from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.generation import Generation
 from tailreplay.engines.transformers.graphs.replay import replay_graphs
 from tailreplay.engines.transformers.locking import lock_of
+from tailreplay.engines.transformers.mean_state import mean_states
 from tailreplay.engines.transformers.prompts import Prompt, PromptEncoder
 from tailreplay.engines.transformers.repair import repair_one
 from tailreplay.engines.transformers.results import GenerationResult, Timings
@@ -33,6 +34,7 @@ from tailreplay.loading import load_errors, model_path
 from tailreplay.modes import Reuse, check_interval, parse_replay
 from tailreplay.pace import Pace
 from tailreplay.plan import ReplayPlan, without_reuse
+from tailreplay.prose import calibration_text
 from tailreplay.repairs import Repairs
 
 log = logging.getLogger("tailreplay")
@@ -70,6 +72,8 @@ class HybridLM:
         For benchmarks: what hits do without.
     clock : Clock
         Times the phases of a request; benchmarks set one of the device.
+    mean : list of torch.Tensor or None
+        The model's mean state; made by `calibrate`.
 
     Raises
     ------
@@ -112,6 +116,7 @@ class HybridLM:
         self.lock = lock_of(model)
         self.repairs = Repairs()
         self.pace = Pace()
+        self.mean: list[torch.Tensor] | None = None
         if not self.backbone.topology.is_hybrid:
             log.warning("This model has no linear layers: the cache is a plain prefix cache, and every hit is exact.")
 
@@ -178,6 +183,7 @@ class HybridLM:
         Pages of the weights as they were are not matched any more.
         """
         self.fingerprint = self.backbone.fingerprint()
+        self.mean = None
         if self.graphs is not None:
             # A graph reads weights from where they were when it was made.
             self.graphs.clear()
@@ -274,6 +280,36 @@ class HybridLM:
         """Bring what lower tiers hold of a prompt into host memory. Returns how many pages came. Needs no lock."""
         return self.cache.prefetch(ids, namespace, reuse, self.backbone.topology)
 
+    def calibrate(self, text: Prompt | None = None, waits: Callable[[], bool] = lambda: False) -> bool:
+        """Make the mean state that tails begin with where no anchor is near ("mixed"). Returns whether there is one now.
+
+        Computes 2,048 tokens.
+
+        Parameters
+        ----------
+        text : str or list of int, optional
+            Of the kind that the model will read; English prose if not given.
+        waits : callable
+            Whether to give up; asked every 64 tokens.
+        """
+        if isinstance(text, list):
+            ids = self.encode(text)
+        elif self.tokenizer is None:
+            return self.mean is not None
+        else:
+            ids = self.tokenizer.encode(calibration_text() if text is None else text, add_special_tokens=False)
+        with self.lock:
+            mean = mean_states(self.backbone, ids[: self.backbone.max_tokens], waits=waits)
+        if mean is not None:
+            self.mean = mean
+        return self.mean is not None
+
+    def rest(self, waits: Callable[[], bool] = lambda: False) -> None:
+        """Do what makes later hits better, for times when nothing else runs: `calibrate` if need be, then `repair`."""
+        if self.mean is None and self.reuse.start == "mixed":
+            self.calibrate(waits=waits)
+        self.repair(waits)
+
     def repair(self, waits: Callable[[], bool] = lambda: False) -> int:
         """Compute what was answered approximately again, exactly, so that later hits there are exact.
 
@@ -309,6 +345,8 @@ class HybridLM:
         begin = self.clock.mark()
         if self.graphs is not None and self.ablation.skip:
             reuse = replace(reuse, buckets=self.graphs.buckets)
+        if self.mean is not None:
+            reuse = replace(reuse, mean=True)
         plan = self.cache.lookup(ids, namespace, reuse, self.backbone.topology, self.backbone.costs)
         timings.lookup = self.clock.between(begin, self.clock.mark())
         if plan.estimate is not None:
@@ -327,7 +365,7 @@ class HybridLM:
     def _restored(self, plan: ReplayPlan, ids: list[int], namespace: Namespace, capacity: int, store: bool) -> Sequence:
         sequence = Sequence(self.backbone, self.cache, namespace, capacity, store)
         try:
-            sequence.restore(plan, ids, self.prefill_chunk, self.graphs, self.ablation, self.clock)
+            sequence.restore(plan, ids, self.prefill_chunk, self.graphs, self.ablation, self.clock, mean=self.mean)
         except BaseException:
             sequence.wait_loaded()
             sequence.abandon()

@@ -39,6 +39,11 @@ class StateSpecs:
                         entries.append((layer, kind, compat.conv_width(cache, layer) if kind == "conv" else 0))
         return cls(tuple(parts), tuple(entries))
 
+    @property
+    def recurrent(self) -> tuple[bool, ...]:
+        """Which parts are recurrent states."""
+        return tuple(kind == "recurrent" for _, kind, _ in self.entries)
+
     def read(self, cache: compat.DynamicCache) -> list[torch.Tensor] | None:
         """Return views of the states in `cache`, part by part; None if some layer has none yet."""
         views = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as Sequence_
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.capture import Sink
 from tailreplay.engines.transformers.graphs.replay import ReplayGraphs
+from tailreplay.engines.transformers.mean_state import begin_with
 from tailreplay.engines.transformers.replay import reads_of, replay
 from tailreplay.engines.transformers.staging import Staging
 from tailreplay.keys import Namespace
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT, Provenance, Start
 from tailreplay.streams import CopyStream
+from tailreplay.views import PagesView
 
 log = logging.getLogger("tailreplay")
 
@@ -89,6 +92,7 @@ class Sequence:
         ablation: Ablation = METHOD,
         clock: Clock | None = None,
         interrupt: Callable[[], bool] = lambda: False,
+        mean: Sequence_[torch.Tensor] | None = None,
     ) -> None:
         """Begin with what `plan` matched of `ids`: copy its keys and values, replay its tails. Mutates self.
 
@@ -107,6 +111,8 @@ class Sequence:
             Times the phases; the host's if not given.
         interrupt : callable
             Asked before each chunk of the replay.
+        mean : sequence of torch.Tensor, optional
+            The model's mean state, for plans that begin with it.
 
         Raises
         ------
@@ -124,10 +130,8 @@ class Sequence:
 
         begin = clock.mark()
         copies = self._copies
-        if plan.anchor is not None:
-            with copies.copying():
-                reader.states(self._backbone.states.make(self._past, device))
-            copies.wait()
+        if plan.anchor is not None or plan.start is Start.MEAN:
+            self._begin_states(plan, reader, mean)
         reads = reads_of(self._backbone.topology, plan.tails, plan.matched, chunk)
         hiddens = Staging(reader, layout, device, reads)
         rows = [
@@ -144,7 +148,8 @@ class Sequence:
             copied = clock.mark()
             matched = ids[: plan.matched]
             # Graphs begin with zero states.
-            usable = graphs if ablation.skip and plan.anchor is None else None
+            zero = plan.anchor is None and plan.start is not Start.MEAN
+            usable = graphs if ablation.skip and zero else None
             if usable is None or not usable.replay(self._past, matched, plan.tails, hiddens.into):
 
                 def read(group: int, start: int, stop: int) -> torch.Tensor:
@@ -168,6 +173,18 @@ class Sequence:
         if plan.stop == "diverged" and plan.start is Start.COMPLETE and plan.replayed:
             # A second request leaves others' tokens here: a third may.
             self.save_states()
+
+    def _begin_states(self, plan: ReplayPlan, reader: PagesView, mean: Sequence_[torch.Tensor] | None) -> None:
+        """Put the states in place that the replay begins with."""
+        specs = self._backbone.states
+        views = specs.make(self._past, self._backbone.device)
+        if plan.anchor is not None:
+            with self._copies.copying():
+                reader.states(views)
+            self._copies.wait()
+        if plan.start in (Start.MEAN, Start.MIXED):
+            assert mean is not None
+            begin_with(views, mean, specs.recurrent, mixed=plan.start is Start.MIXED)
 
     def wait_loaded(self) -> None:
         """Block until `restore` needs its plan's pages no more (at once on CPU)."""
