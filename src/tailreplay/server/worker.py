@@ -85,8 +85,8 @@ class Worker:
     max_queue : int
         Jobs that may wait beside the one that runs.
     idle : callable, optional
-        ``idle(wanted)`` is called at the beginning and after jobs, when none waits. It should return soon after ``wanted()``
-        has become true.
+        ``idle(wanted)`` is called at the beginning and after jobs, when none waits. It should return soon after
+        ``wanted()`` has become true.
     """
 
     def __init__(
