@@ -81,12 +81,12 @@ def parse_reuse(
         Share of the prefix to replay, for "replay" only; 0.05 if not given.
     min_tokens : int
         Shortest tail of "replay".
-    start : {"zero", "anchor", "carried"}, optional
+    start : {"zero", "anchor", "carried", "mixed"}, optional
         What the tail of "replay" begins with.
     reuse_approximate : "always", "never" or int, optional
         Behind how many approximate replays a page may lie. Exact mode takes none.
     default : Reuse, optional
-        Where `start` and `reuse_approximate` come from if not given; else they are "carried" and "always".
+        Where `start` and `reuse_approximate` come from if not given; else they are "mixed" and "always".
 
     Raises
     ------

@@ -100,7 +100,8 @@ def test_policies_are_compared_turn_by_turn(capsys: pytest.CaptureFixture[str]) 
     assert [of["zero, 1", turn]["depth"] for turn in (1, 2, 3)] == [1, 2, 2]
     assert [of["zero, never", turn]["computed"] for turn in (1, 2, 3)] == [24, 48, 72]
     assert [of["carried, always", turn]["depth"] for turn in (1, 2, 3)] == [1, 1, 1]
-    assert [of["carried, always, repair", turn]["exact"] for turn in (1, 2, 3)] == [False, True, True]
+    assert of["mixed, always", 1]["start"] == "mixed"
+    assert [of["mixed, always, repair", turn]["exact"] for turn in (1, 2, 3)] == [False, True, True]
     for turn in (1, 2, 3):
         assert of["exact", turn]["exact"]
         assert of["exact", turn]["kl"] < 1e-8 <= of["off", turn]["kl"] + 1e-8

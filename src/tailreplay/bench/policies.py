@@ -50,7 +50,8 @@ def policies(ratio: float) -> list[Policy]:
         Policy("off", parse_reuse("off")),
         *(Policy(f"zero, {which}", replayed("zero", which)) for which in ("always", 1, 3, "never")),
         *(Policy(f"carried, {which}", replayed("carried", which)) for which in ("always", "never")),
-        Policy("carried, always, repair", replayed("carried", "always"), repair=True),
+        *(Policy(f"mixed, {which}", replayed("mixed", which)) for which in ("always", "never")),
+        Policy("mixed, always, repair", replayed("mixed", "always"), repair=True),
         Policy("exact", parse_reuse("exact")),
     ]
 
@@ -83,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     lm = HybridLM.from_pretrained(
         arguments.model, cache=PrefixCache("1GiB"), dtype="float32", prefill_chunk=arguments.chunk
     )
+    lm.calibrate()
     rows: list[dict[str, Any]] = []
     for index in range(arguments.documents):
         rows += _conversation(lm, chosen, _texts(lm, python_topics(), arguments, index), arguments)

@@ -57,8 +57,8 @@ def add_reuse_flags(parser: argparse.ArgumentParser) -> None:
         "--start",
         default=DEFAULT_START,
         choices=get_args(Starts),
-        help="what a replayed tail begins with: zero states as in the paper, an anchor that is near enough, or the last "
-        "anchor, stale as it may be (default: %(default)s)",
+        help="what a replayed tail begins with: zero states as in the paper; an anchor that is near enough; else the last "
+        "one, stale as it may be; or halfway between that and the model's mean state (default: %(default)s)",
     )
     group.add_argument(
         "--reuse-approximate",
@@ -78,7 +78,8 @@ def add_reuse_flags(parser: argparse.ArgumentParser) -> None:
         "--repair",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compute what stands behind approximate hits again exactly while no request runs",
+        help="while no request runs, make the model's mean state, and compute what stands behind approximate hits again "
+        "exactly",
     )
 
 

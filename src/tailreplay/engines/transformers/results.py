@@ -33,7 +33,7 @@ class ReuseReport:
     stop : str
         Why the match went no further: "end", "unseen", "diverged", "approximate" or "no_hiddens".
     start : str
-        What the replay began with: "complete", which neglects nothing, "carried" or "zero" (`tailreplay.provenance.Start`).
+        What the replay began with, "complete" if it neglects nothing (see `tailreplay.provenance.Start`).
     anchor : int or None
         Token after which the states were saved that it began with; None for zero states.
     short_tail : bool
