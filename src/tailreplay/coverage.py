@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tailreplay.budget import Budget
+from tailreplay.budget import Tails, tails_of
 from tailreplay.decisions import Match
+from tailreplay.forgetting import forgetting_of
 from tailreplay.modes import Reuse
 from tailreplay.topology import Topology
 
@@ -23,11 +24,17 @@ class Covered:
         k of each group.
     short_tail : bool
         Whether some tail is shorter than the budget asked for.
+    predicted_error : float or None
+        As the budget predicts it, for the tails that it asked for.
+    note : str
+        Of the budget (see `tailreplay.budget.Tails`).
     """
 
     tokens: int
     tails: tuple[int, ...]
     short_tail: bool = False
+    predicted_error: float | None = None
+    note: str = ""
 
 
 def covered_match(match: Match, reuse: Reuse, topology: Topology) -> Covered:
@@ -38,13 +45,16 @@ def covered_match(match: Match, reuse: Reuse, topology: Topology) -> Covered:
     """
     assert reuse.budget is not None
     for end, start in _candidates(match):
-        tails = _tails(reuse.budget, end, topology)
+        wanted = _tails(match, reuse, end, topology)
+        tails = wanted.tokens
         needed = max((k for k, group in zip(tails, topology.groups, strict=True) if group.stores_hidden), default=0)
         if needed <= end - start:
-            return Covered(end, _lengthened(tails, end - start, reuse, topology))
+            longer = _lengthened(tails, end - start, reuse, topology)
+            return Covered(end, longer, predicted_error=wanted.predicted_error, note=wanted.note)
         if reuse.mode == "replay" and needed <= 2 * (end - start):
             # The embedding group reads token ids, but states of one length are easier to reason about than of two.
-            return Covered(end, tuple(min(k, end - start) for k in tails), short_tail=True)
+            # What was predicted was so for longer tails.
+            return Covered(end, tuple(min(k, end - start) for k in tails), short_tail=True, note=wanted.note)
     return Covered(0, (0,) * len(topology.groups))
 
 
@@ -71,5 +81,6 @@ def _candidates(match: Match) -> Iterator[tuple[int, int]]:
     yield end, start
 
 
-def _tails(budget: Budget, matched: int, topology: Topology) -> tuple[int, ...]:
-    return tuple(budget.tail(matched, group) for group in topology.groups)
+def _tails(match: Match, reuse: Reuse, matched: int, topology: Topology) -> Tails:
+    assert reuse.budget is not None
+    return tails_of(reuse.budget, matched, topology, lambda longest: forgetting_of(match.pages, matched, longest))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from tailreplay.keys import TOKEN_BYTES
 from tailreplay.provenance import EXACT, Provenance
 from tailreplay.siblings import Siblings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Page:
@@ -40,10 +45,13 @@ class Page:
         False between admission and commit: the bytes are still being written.
     damaged : bool
         Whether the bytes were found to be wrong: never matched until they are written again, though it keeps its place.
+    gates : ndarray or None
+        What its tokens forget, shape ``(2, layers, heads)`` over layers with a state: sums of log alpha, then each head's share
+        of its layer's squared state norm. None where nobody knows.
     """
 
     __slots__ = (
-        "_exact", "_inexact", "children", "damaged", "hidden_read", "hidden_slot", "hidden_used", "ids", "key", "last_used",
+        "_exact", "_inexact", "children", "damaged", "gates", "hidden_read", "hidden_slot", "hidden_used", "ids", "key", "last_used",
         "order", "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
     )  # fmt: skip
 
@@ -73,6 +81,7 @@ class Page:
         self.children = 0
         self.ready = False
         self.damaged = False
+        self.gates: NDArray[Any] | None = None
         # Made when the first child comes: most pages are leaves or have one child.
         self._exact: Siblings[Page] | None = None
         self._inexact: Siblings[Page] | None = None

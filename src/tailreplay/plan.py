@@ -49,6 +49,10 @@ class ReplayPlan:
         Whether fewer tokens are replayed than asked for, since the hiddens of the others are gone.
     estimate : Estimate or None
         None where the engine gave no cost model.
+    predicted_error : float or None
+        Greatest relative error of a layer's recurrent state, where the budget predicts it.
+    budget_note : str
+        Why the budget did not do what it is for (see `tailreplay.budget.Tails`); "" if it did.
     """
 
     tokens: int
@@ -63,6 +67,8 @@ class ReplayPlan:
     stop: str
     estimate: Estimate | None = None
     short_tail: bool = False
+    predicted_error: float | None = None
+    budget_note: str = ""
 
     @property
     def replayed(self) -> int:
@@ -119,6 +125,8 @@ def make_plan(
         match.stop if m == match.tokens else "no_hiddens",
         estimate,
         covered.short_tail,
+        covered.predicted_error,
+        covered.note,
     )
 
 
@@ -138,6 +146,8 @@ def without_reuse(plan: ReplayPlan, reason: str) -> ReplayPlan:
         provenance=EXACT,
         miss_reason=reason,
         estimate=None,
+        predicted_error=None,
+        budget_note="",
     )
 
 

@@ -34,6 +34,11 @@ class ReuseReport:
         Why the match went no further: "end", "unseen", "diverged", "approximate" or "no_hiddens".
     short_tail : bool
         Whether fewer tokens were replayed than asked for, since the hiddens of the others are gone.
+    predicted_error : float or None
+        Greatest relative error of a layer's recurrent state, as an adaptive budget predicts it; None without one.
+    budget_note : str
+        "" or why the budget did not do what it is for: "cut" (the error asked for would take a longer tail than is allowed)
+        or "no_gates" (pages that do not know what their tokens forget: the default ratio was replayed).
     """
 
     prompt_tokens: int
@@ -48,6 +53,8 @@ class ReuseReport:
     stop: str
     shared: int = 0
     short_tail: bool = False
+    predicted_error: float | None = None
+    budget_note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -72,6 +79,8 @@ def report_of(plan: ReplayPlan) -> ReuseReport:
         miss_reason=plan.miss_reason,
         stop=plan.stop,
         short_tail=plan.short_tail,
+        predicted_error=plan.predicted_error,
+        budget_note=plan.budget_note,
     )
 
 
