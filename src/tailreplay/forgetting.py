@@ -93,18 +93,32 @@ def forgetting_of(pages: Sequence[Page], end: int, longest: int) -> Forgetting |
         known.append(page)
     if not known:
         return None
-    # From the end backwards: each segment is about a fifth of what lies after it, so that few do for any length.
-    borders = [0]
-    while borders[-1] < len(known):
-        borders.append(min(max(borders[-1] + 1, int(borders[-1] * _GROWTH)), len(known)))
+    known.reverse()
     sums = np.stack([page.gates[0] for page in known if page.gates is not None]).astype(np.float32)
-    if known[0].start + known[0].tokens > end:
-        sums[0] = 0.0  # only used in part, and how much of it that part forgets is not known
-    decay = np.add.reduceat(sums, borders[:-1], axis=0)[::-1]
-    starts = tuple(known[border - 1].start for border in reversed(borders[1:]))
-    latest = known[0].gates
+    if known[-1].start + known[-1].tokens > end:
+        sums[-1] = 0.0  # only used in part, and how much of it that part forgets is not known
+    latest = known[-1].gates
     assert latest is not None
-    return Forgetting(starts, end, decay, latest[1].astype(np.float32))
+    return segmented([page.start for page in known], end, sums, latest[1].astype(np.float32))
+
+
+def segmented(starts: Sequence[int], end: int, sums: Floats, shares: Floats) -> Forgetting:
+    """Join neighbouring pages to segments: few of them do for any length.
+
+    Parameters
+    ----------
+    starts : sequence of int
+        Where each page begins, in ascending order; the last one ends at `end`.
+    sums : ndarray, shape (pages, layers, heads)
+        Of log alpha.
+    shares : ndarray, shape (layers, heads)
+    """
+    count = len(starts)
+    borders = [0]  # pages from the end
+    while borders[-1] < count:
+        borders.append(min(max(borders[-1] + 1, int(borders[-1] * _GROWTH)), count))
+    first = [count - border for border in reversed(borders[1:])]
+    return Forgetting(tuple(starts[page] for page in first), end, np.add.reduceat(sums, first, axis=0), shares)
 
 
 def tail_errors(forgetting: Forgetting, topology: Topology, calibration: Calibration) -> Floats:
@@ -129,7 +143,7 @@ def tail_errors(forgetting: Forgetting, topology: Topology, calibration: Calibra
         shares, kept = forgetting.shares[rows], np.exp(forgetting.decay[:, rows])
         # What is forgotten is written anew; a head that forgets nothing has written as much at each token.
         written = np.maximum(1 - kept, even[:, None, None]) * calibration.gain
-        error = np.full((count, *shares.shape), calibration.drift)
+        error = np.full((count, *shares.shape), calibration.drift, dtype=np.float64)
         before = inputs[:, :, columns].copy()
         for segment in range(count):
             some = error[: segment + 1]  # the tails that have begun
