@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from tailreplay.errors import InvalidRequestError
-from tailreplay.forgetting import Calibration, Forgetting, tail_errors
+from tailreplay.forgetting import DEFAULT, Calibration, Forgetting, tail_errors
 from tailreplay.topology import Group, Topology
 
 GateReader = Callable[[int], Forgetting | None]
@@ -131,7 +131,7 @@ class Adaptive:
     min_tokens: int = 64
     most: float = 0.25
     fallback: float = 0.05
-    calibration: Calibration = Calibration()
+    calibration: Calibration = DEFAULT
 
     def __post_init__(self) -> None:
         for name, value in (("error", self.error), ("most", self.most)):

@@ -1,22 +1,24 @@
 """How much linear layers forget, from the gates of cached tokens: what a replay's state error is predicted from.
 
-A head's state follows ``S_i = T_i S_{i-1} + write_i`` with ``||T_i|| <= alpha_i``, the token's gate. Two states that see the
-same tokens differ after them by at most ``exp(L)`` of what they differed by before, where L is the sum of log alpha.
+A head's state follows ``S_i = T_i S_{i-1} + write_i`` with ``||T_i|| <= alpha_i``, the token's gate. Two states that see
+the same tokens differ after them by at most ``exp(L)`` of what they differed by before, where L is the sum of log alpha.
 
-**Theorem.** For the first linear layer of a group, whose inputs in the tail are exact, each head's error after the tail is at
-most ``exp(L) * ||S0 - S||``: S is its true state where the tail begins, S0 the one that the replay has there. Mamba-2 has
-equality, its T being the number alpha. With KDA, alpha is the largest of a token's channels. A layer with a convolution of
-width K reads K - 1 tokens that a tail lacks, so what holds from the tail's begin on without it holds K - 1 tokens later.
+**Theorem.** For the first linear layer of a group, whose inputs in the tail are exact, each head's error after the tail is
+at most ``exp(L) * ||S0 - S||``: S is its true state where the tail begins, S0 the one that the replay has there. Mamba-2
+has equality, its T being the number alpha. With KDA, alpha is the largest of a token's channels. A convolution of width K
+reads K - 1 tokens that a tail lacks, so with one all this holds from K - 1 tokens after the tail's begin.
 
-**Calibrated.** Pages do not know the states' norms where a tail begins: `drift` bounds ``||S0 - S||`` by the norm where the tail
-ends. Deeper layers read what the layers before them wrote while their states were still wrong. The tail is split into
-segments; in each, the inputs are taken to be wrong by `gain` times the errors of the layers before at its begin, and the part
-of the state that is written there by as much. That a relative error of the one is at most `gain` times that of the other is
-measured (`tailreplay.engines.transformers.calibration`), not proven.
+**Calibrated.** Pages do not know the states' norms where a tail begins: `drift` bounds ``||S0 - S||`` by the norm where the
+tail ends. Deeper layers read what the layers before them wrote while their states were still wrong. The tail is split into
+segments; in each, the inputs are taken to be wrong by `gain` times the errors of the layers before at its begin, and the
+part of the state that is written there by as much. That a relative error of the one is at most `gain` times that of the
+other is measured (`tailreplay.engines.transformers.calibration`), not proven. Gates that follow from wrong inputs are
+taken for the true ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,8 +45,11 @@ class Calibration:
         Relative error of what a layer writes, over the relative state errors of the layers before it in the group.
     """
 
-    drift: float = 1.25
-    gain: float = 1.0
+    drift: float = 1.5
+    gain: float = 2.0
+
+
+DEFAULT = Calibration()
 
 
 @dataclass(frozen=True)
@@ -154,3 +159,18 @@ def tail_errors(forgetting: Forgetting, topology: Topology, calibration: Calibra
     if forgetting.starts[0] == 0:
         errors[0] = 0.0
     return errors
+
+
+def slow_heads(horizons: Floats, tail: int, left: float = math.exp(-1)) -> NDArray[np.bool_]:
+    """Return which heads hardly forget: those that keep more than a share `left` of their state over a tail.
+
+    Parameters
+    ----------
+    horizons : ndarray, shape (layers, heads)
+        Tokens until a head keeps 1/e.
+
+    Returns
+    -------
+    ndarray of bool, shape (layers, heads)
+    """
+    return np.asarray(np.exp(-tail / horizons) > left)

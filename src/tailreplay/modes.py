@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tailreplay.budget import Budget, Exact, Ratio, Zero
+from tailreplay.budget import Adaptive, Budget, Exact, Ratio, Zero
 from tailreplay.errors import InvalidRequestError
 
 Mode = Literal["replay", "exact", "zero", "off"]
@@ -38,7 +38,7 @@ class Reuse:
         return self.budget.r if isinstance(self.budget, Ratio) else None
 
 
-def parse_reuse(mode: Any = "replay", ratio: Any = None, min_tokens: int = 64) -> Reuse:
+def parse_reuse(mode: Any = "replay", ratio: Any = None, min_tokens: int = 64, error: Any = None) -> Reuse:
     """Build a `Reuse` from a request's own words.
 
     Parameters
@@ -49,14 +49,22 @@ def parse_reuse(mode: Any = "replay", ratio: Any = None, min_tokens: int = 64) -
         Share of the prefix to replay, for "replay" only; 0.05 if not given.
     min_tokens : int
         Shortest tail of "replay".
+    error : float, optional
+        Relative state error to replay for, instead of a ratio; for "replay" only (see `tailreplay.budget.Adaptive`).
 
     Raises
     ------
     InvalidRequestError
-        If the mode is unknown, the ratio is outside (0, 1], or a ratio is given with another mode.
+        If the mode is unknown, the ratio or the error is outside (0, 1], both are given, or either with another mode.
     """
     if mode not in get_args(Mode):
         raise InvalidRequestError(f"The reuse mode must be one of {', '.join(get_args(Mode))}, got {mode!r}.", "mode")
+    if error is not None:
+        if mode != "replay":
+            raise InvalidRequestError(f"A state error goes with mode 'replay' only, not with {mode!r}.", "error")
+        if ratio is not None:
+            raise InvalidRequestError("Give either a ratio or a state error, not both.", "error")
+        return Reuse("replay", Adaptive(error, min_tokens))
     if mode == "replay":
         return Reuse("replay", Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens))
     if ratio is not None:
@@ -67,9 +75,14 @@ def parse_reuse(mode: Any = "replay", ratio: Any = None, min_tokens: int = 64) -
 
 
 def parse_replay(replay: Any, min_tokens: int = 64) -> Reuse:
-    """Build a `Reuse` from the Python API's one argument: a ratio like ``0.05``, a mode like ``"exact"``, or a `Reuse`."""
+    """Build a `Reuse` from the Python API's one argument.
+
+    That is a ratio like ``0.05``, a mode like ``"exact"``, a budget like ``Adaptive(error=0.05)``, or a `Reuse`.
+    """
     if isinstance(replay, Reuse):
         return replay
+    if isinstance(replay, (Ratio, Adaptive)):
+        return Reuse("replay", replay)
     if isinstance(replay, str):
         return parse_reuse(replay, min_tokens=min_tokens)
     return parse_reuse("replay", replay, min_tokens)

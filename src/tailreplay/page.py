@@ -46,13 +46,13 @@ class Page:
     damaged : bool
         Whether the bytes were found to be wrong: never matched until they are written again, though it keeps its place.
     gates : ndarray or None
-        What its tokens forget, shape ``(2, layers, heads)`` over layers with a state: sums of log alpha, then each head's share
-        of its layer's squared state norm. None where nobody knows.
+        What its tokens forget, shape ``(2, layers, heads)`` over layers with a state: sums of log alpha, then each head's
+        share of its layer's squared state norm. None where nobody knows.
     """
 
     __slots__ = (
-        "_exact", "_inexact", "children", "damaged", "gates", "hidden_read", "hidden_slot", "hidden_used", "ids", "key", "last_used",
-        "order", "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
+        "_exact", "_inexact", "children", "damaged", "gates", "hidden_read", "hidden_slot", "hidden_used", "ids", "key",
+        "last_used", "order", "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
     )  # fmt: skip
 
     def __init__(

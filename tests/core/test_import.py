@@ -24,7 +24,8 @@ CORE = {
     "tailreplay.topology": {"errors"},
     "tailreplay.provenance": set(),
     "tailreplay.costs": {"topology"},
-    "tailreplay.budget": {"errors", "topology"},
+    "tailreplay.forgetting": {"page", "topology"},
+    "tailreplay.budget": {"errors", "forgetting", "topology"},
     "tailreplay.modes": {"budget", "errors"},
     "tailreplay.keys": {"errors"},
     "tailreplay.siblings": {"keys"},
@@ -54,7 +55,7 @@ CORE = {
         "slots",
         "stand_ins",
     },
-    "tailreplay.coverage": {"budget", "decisions", "modes", "topology"},
+    "tailreplay.coverage": {"budget", "decisions", "forgetting", "modes", "topology"},
     "tailreplay.plan": {"costs", "coverage", "decisions", "modes", "page", "provenance", "topology"},
 }
 # Packages that may know an engine's library.

@@ -9,7 +9,7 @@ from typing import Any
 from tailreplay.errors import InvalidRequestError
 from tailreplay.modes import Reuse, parse_reuse
 
-_KEYS = ("mode", "ratio", "store")
+_KEYS = ("mode", "ratio", "error", "store")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def parse_cache_wish(body: Mapping[str, Any], default: Reuse, min_tokens: int) -
     Raises
     ------
     InvalidRequestError
-        If a key, a mode, a ratio or the salt is not valid.
+        If a key, a mode, a ratio, a state error or the salt is not valid.
     """
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
@@ -77,14 +77,10 @@ def _fields(body: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _reuse(path: str, fields: Mapping[str, Any], default: Reuse, min_tokens: int) -> Reuse:
-    mode, ratio = fields.get("mode"), fields.get("ratio")
-    if mode is None and ratio is None:
-        return default
-    if mode is None:
-        mode = "replay"
-    elif mode == default.mode and ratio is None:
+    mode, ratio, error = fields.get("mode"), fields.get("ratio"), fields.get("error")
+    if ratio is None and error is None and mode in (None, default.mode):
         return default
     try:
-        return parse_reuse(mode, ratio, min_tokens)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(str(error), f"{path}.{error.param}") from None
+        return parse_reuse("replay" if mode is None else mode, ratio, min_tokens, error)
+    except InvalidRequestError as refusal:
+        raise InvalidRequestError(str(refusal), f"{path}.{refusal.param}") from None

@@ -1,4 +1,4 @@
-"""Measures what `tailreplay.forgetting` cannot prove: how a model's norms drift, and how errors pass from layer to layer."""
+"""Measures what `tailreplay.forgetting` cannot prove: how norms drift, and how errors pass from layer to layer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
+from tailreplay.engines.transformers.capture import Sink
 from tailreplay.engines.transformers.gates import gated_layers, head_shares
 from tailreplay.engines.transformers.replay import replay
 from tailreplay.errors import InvalidRequestError
 from tailreplay.forgetting import Calibration, Floats, Forgetting, segmented, tail_errors
 
-SAFETY = 1.5
+SAFETY = 2.0
 _TAILS = 6
 _MOST_GAIN = 64.0
 _ODD_CHUNK = 397
@@ -84,13 +85,16 @@ def measure(backbone: Backbone, prompt: Sequence[int], page_size: int = 64, chun
     """
     run = backbone.gate_run(page_size)
     if run is None:
-        raise InvalidRequestError("This model's linear layers have no forget gates: there is nothing to measure.", "model")
+        raise InvalidRequestError(
+            "This model's linear layers have no forget gates: there is nothing to measure.", "model"
+        )
     ids, topology = list(prompt), backbone.topology
     pages = len(ids) // page_size
     if pages < 3:
         return
     ids = ids[: pages * page_size]
-    cache, sink = backbone.new_cache(len(ids)), [[] for _ in topology.stored_groups]
+    cache = backbone.new_cache(len(ids))
+    sink: Sink = [[] for _ in topology.stored_groups]
     for start in range(0, len(ids), chunk):
         backbone.forward(ids[start : start + chunk], start, cache, sink, 1, run)
     hiddens = [torch.cat(parts)[None] for parts in sink]

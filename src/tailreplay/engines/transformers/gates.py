@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from tailreplay.engines.transformers import compat
-from tailreplay.engines.transformers.families.generic import Family
 from tailreplay.engines.transformers.families.gates import Gate
+from tailreplay.engines.transformers.families.generic import Family
 from tailreplay.topology import Topology
 
 Raw = list[list[torch.Tensor]]

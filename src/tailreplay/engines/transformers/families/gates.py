@@ -47,8 +47,9 @@ class DeltaGate:
 
     def raw(self, mixer: torch.nn.Module, output: torch.Tensor) -> torch.Tensor:
         if self.by_key_head:
-            pairs = output[0].unflatten(-1, (mixer.num_k_heads, 2, -1))
-            return pairs[:, :, 1].flatten(1)
+            heads: Any = mixer.num_k_heads
+            second: torch.Tensor = output[0].unflatten(-1, (heads, 2, -1))[:, :, 1]
+            return second.flatten(1)
         return output[0]
 
     def log_alpha(self, mixers: Sequence[torch.nn.Module], raw: torch.Tensor) -> torch.Tensor:
@@ -76,8 +77,8 @@ class KimiGate:
 class MambaGate:
     """Mamba-2: ``log alpha = -exp(A_log) dt`` with ``dt = softplus(dt + dt_bias)``, the last part of the input projection.
 
-    The library bounds dt in a prefill, but not in a step of one token. Only the upper bound is kept here: where the lower one
-    was at work, the state has forgotten more than this says.
+    The library bounds dt in a prefill, but not in a step of one token. Only the upper bound is kept here: where the
+    lower one was at work, the state has forgotten more than this says.
     """
 
     def source(self, mixer: torch.nn.Module) -> torch.nn.Module:
@@ -86,12 +87,16 @@ class MambaGate:
         return projection
 
     def raw(self, mixer: torch.nn.Module, output: torch.Tensor) -> torch.Tensor:
-        return output[0, :, -mixer.num_heads :].clone()  # a view would keep all of the projection
+        heads: Any = mixer.num_heads
+        return output[0, :, -heads:].clone()  # a view would keep all of the projection
 
     def log_alpha(self, mixers: Sequence[torch.nn.Module], raw: torch.Tensor) -> torch.Tensor:
         step = functional.softplus(raw + _stacked(mixers, "dt_bias").to(raw.dtype))
         limit: Any = mixers[0].time_step_limit
         return -_stacked(mixers, "A_log").float().exp() * step.clamp(max=limit[1]).float()
+
+
+MAMBA = MambaGate()
 
 
 def _stacked(mixers: Sequence[torch.nn.Module], name: str) -> torch.Tensor:
