@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tokens", type=int, default=4096, help="length of the text for --horizons")
     parser.add_argument(
-        "--tail", type=int, help="--horizons names heads that remember longer; if not given, what --ratio replays"
+        "--tail", type=int, help="--horizons names heads that remember longer (default: what --ratio replays)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
