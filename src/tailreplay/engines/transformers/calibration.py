@@ -16,7 +16,7 @@ from tailreplay.engines.transformers.replay import replay
 from tailreplay.errors import InvalidRequestError
 from tailreplay.forgetting import Calibration, Floats, Forgetting, segmented, tail_errors
 
-SAFETY = 2.0
+SAFETY = 1.5
 _TAILS = 6
 _MOST_GAIN = 64.0
 _ODD_CHUNK = 397
@@ -47,7 +47,7 @@ class Sample:
 def calibrate(
     backbone: Backbone, prompts: Sequence[Sequence[int]], safety: float = SAFETY, page_size: int = 64
 ) -> Calibration:
-    """Return constants with which each replay of these prompts does better than predicted, times a safety factor.
+    """Return constants with which no replay of these prompts errs by more than predicted, nor would at `safety` times that.
 
     Parameters
     ----------
@@ -67,11 +67,11 @@ def calibrate(
     low, high = 0.0, _MOST_GAIN
     while high - low > 0.01:
         middle = (low + high) / 2
-        if _worst(backbone, samples, Calibration(drift, middle), first=False) <= 1:
+        if safety * _worst(backbone, samples, Calibration(drift, middle), first=False) <= 1:
             high = middle
         else:
             low = middle
-    return Calibration(round(drift, 3), round(safety * high, 3))
+    return Calibration(round(drift, 3), round(high, 3))
 
 
 @torch.inference_mode()
