@@ -41,12 +41,17 @@ class Calibration:
     ----------
     drift : float
         Greatest norm of a state that a tail lacks, over the norm where the tail ends.
-    gain : float
-        Relative error of what a layer writes, over the relative state errors of the layers before it in the group.
+    gain : float or tuple of float
+        Relative error of what a layer writes, over the relative state errors of the layers before it in the group: of all
+        layers with a state, or of each (that of a group's first one means nothing).
+    floor : float
+        Least error of deeper layers, whatever the tail: once their inputs differ at all, they are rounded otherwise. The
+        epsilon of the model's dtype; bfloat16's if not given.
     """
 
     drift: float = 1.5
-    gain: float = 2.0
+    gain: float | tuple[float, ...] = 1.0
+    floor: float = 2.0**-7
 
 
 DEFAULT = Calibration()
@@ -142,12 +147,13 @@ def tail_errors(forgetting: Forgetting, topology: Topology, calibration: Calibra
     even = np.diff(bounds) / forgetting.end
     errors = np.zeros((count, layers))
     inputs = np.zeros((count, count, len(topology.groups)))
+    gain = np.broadcast_to(np.asarray(calibration.gain, dtype=np.float64), (layers,))
     for position in range(max(positions, default=-1) + 1):
         rows = [row for row, at in enumerate(positions) if at == position]
         columns = [groups[row] for row in rows]
         shares, kept = forgetting.shares[rows], np.exp(forgetting.decay[:, rows])
         # What is forgotten is written anew; a head that forgets nothing has written as much at each token.
-        written = np.maximum(1 - kept, even[:, None, None]) * calibration.gain
+        written = np.maximum(1 - kept, even[:, None, None]) * gain[rows][:, None]
         error = np.full((count, *shares.shape), calibration.drift, dtype=np.float64)
         before = inputs[:, :, columns].copy()
         for segment in range(count):
@@ -155,7 +161,7 @@ def tail_errors(forgetting: Forgetting, topology: Topology, calibration: Calibra
             inputs[segment, : segment + 1, columns] += np.sqrt((shares * some**2).sum(-1)).T
             some *= kept[segment]
             some += written[segment] * before[segment, : segment + 1, :, None]
-        errors[:, rows] = np.sqrt((shares * error**2).sum(-1))
+        errors[:, rows] = np.maximum(np.sqrt((shares * error**2).sum(-1)), calibration.floor if position else 0.0)
     if forgetting.starts[0] == 0:
         errors[0] = 0.0
     return errors

@@ -21,7 +21,7 @@ from tests.core.tiny import NAMESPACE, PAGE, contents, look_up, make_cache
 ONE = Topology.from_layer_types(["full_attention", "linear_attention"])
 TWO = Topology.from_layer_types(["full_attention", "linear_attention", "linear_attention"])
 CONV = Topology.from_layer_types(["full_attention", "conv", "conv"], 4)
-PROVEN = Calibration(drift=1.0, gain=0.0)
+PROVEN = Calibration(drift=1.0, gain=0.0, floor=0.0)
 
 
 def steady(horizons: list[list[float]], tokens: int = 4096, page: int = 64) -> Forgetting:
@@ -62,10 +62,16 @@ def test_a_deeper_layer_adds_what_it_reads() -> None:
     forgetting = steady([[50.0], [50.0]])
     alone = tail_errors(forgetting, TWO, PROVEN)
     np.testing.assert_allclose(alone[:, 0], alone[:, 1])
-    behind = tail_errors(forgetting, TWO, Calibration(1.0, 0.5))
+    behind = tail_errors(forgetting, TWO, Calibration(1.0, 0.5, 0.0))
     np.testing.assert_allclose(behind[:, 0], alone[:, 0])
     assert (behind[1:, 1] > alone[1:, 1]).all()
     assert (np.diff(behind[1:], axis=0) > 0).all()  # a shorter tail is never better
+    of_each = tail_errors(forgetting, TWO, Calibration(1.0, (9.0, 0.5), 0.0))
+    np.testing.assert_allclose(of_each, behind)
+    rounded = tail_errors(forgetting, TWO, Calibration(1.0, 0.5, 0.01))
+    np.testing.assert_allclose(rounded[:, 0], behind[:, 0])
+    np.testing.assert_allclose(rounded[1:, 1], np.maximum(behind[1:, 1], 0.01))
+    assert rounded[0, 1] == 0
 
 
 def test_the_deeper_layers_term_bounds_a_recurrence() -> None:

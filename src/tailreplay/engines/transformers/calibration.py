@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
@@ -18,7 +20,7 @@ from tailreplay.forgetting import Calibration, Floats, Forgetting, segmented, ta
 
 SAFETY = 1.5
 _TAILS = 6
-_MOST_GAIN = 64.0
+_MOST = 64.0
 _ODD_CHUNK = 397
 _FLOAT32 = 1e-5
 
@@ -62,16 +64,30 @@ def calibrate(
     samples = [sample for prompt in prompts for sample in measure(backbone, prompt, page_size)]
     if not samples:
         raise InvalidRequestError(f"Calibration needs prompts of more than {2 * page_size} tokens.", "prompts")
-    # Predictions of first layers are proportional to the drift; those of deeper ones rise with the gain.
-    drift = max(1.0, safety * _worst(backbone, samples, Calibration(1.0, 0.0), first=True))
-    low, high = 0.0, _MOST_GAIN
-    while high - low > 0.01:
+    noise = max(_FLOAT32, 2 * max(sample.noise for sample in samples))
+    floor = torch.finfo(backbone.model.dtype).eps
+    errors = safety * np.stack([sample.errors for sample in samples])
+
+    def exceeded(drift: float, gain: Floats) -> NDArray[np.bool_]:
+        """Return for which layers some error is greater than predicted; what rounding does is left out."""
+        calibration = Calibration(drift, tuple(gain), floor)
+        predicted = [tail_errors(each.forgetting, backbone.topology, calibration)[list(each.tails)] for each in samples]
+        return np.asarray((errors > np.maximum(predicted, safety * noise)).any(axis=(0, 1)))
+
+    first = np.array([at == 0 for group in backbone.topology.groups for at, _ in enumerate(group.stateful)])
+    none = np.zeros(len(first))
+    drift = _least(lambda value: bool(exceeded(value[0], none)[first].any()), np.ones(1), np.full(1, _MOST))[0]
+    gain = _least(lambda value: exceeded(drift, value), none, np.where(first, 0.0, _MOST))
+    return Calibration(round(float(drift), 3), tuple(round(float(each), 3) for each in gain), floor)
+
+
+def _least(exceeded: Callable[[Floats], Any], low: Floats, high: Floats) -> Floats:
+    """Return the least constants with which nothing is exceeded, a little above; a layer's matters to its own alone."""
+    while (high - low).max() > 0.005:
         middle = (low + high) / 2
-        if safety * _worst(backbone, samples, Calibration(drift, middle), first=False) <= 1:
-            high = middle
-        else:
-            low = middle
-    return Calibration(round(drift, 3), round(high, 3))
+        too_low = exceeded(middle)
+        low, high = np.where(too_low, middle, low), np.where(too_low, high, middle)
+    return high
 
 
 @torch.inference_mode()
@@ -118,19 +134,3 @@ def _error(rebuilt: compat.DynamicCache, true: compat.DynamicCache, layer: int) 
     assert state is not None
     assert expected is not None
     return float((state.double() - expected.double()).norm() / expected.double().norm())
-
-
-def _worst(backbone: Backbone, samples: Sequence[Sample], calibration: Calibration, first: bool) -> float:
-    """Return the greatest measured error over the predicted one, of groups' first layers or of the others."""
-    topology = backbone.topology
-    rows = [at for at, first_one in enumerate(_first(backbone)) if first_one == first]
-    worst, noise = 0.0, max(_FLOAT32, 2 * max(sample.noise for sample in samples))
-    for sample in samples:
-        predicted = tail_errors(sample.forgetting, topology, calibration)[list(sample.tails)]
-        over = sample.errors[:, rows] / np.maximum(predicted[:, rows], noise)
-        worst = max(worst, float(over.max(initial=0.0)))
-    return worst
-
-
-def _first(backbone: Backbone) -> list[bool]:
-    return [position == 0 for group in backbone.topology.groups for position, _ in enumerate(group.stateful)]
