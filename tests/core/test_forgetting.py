@@ -14,6 +14,7 @@ from tailreplay.forgetting import Calibration, Forgetting, forgetting_of, segmen
 from tailreplay.keys import token_bytes
 from tailreplay.modes import Reuse, parse_replay, parse_reuse
 from tailreplay.page import Page, root_page
+from tailreplay.page_format import decode_gates, encode_gates
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT
 from tests.core.tiny import NAMESPACE, PAGE, contents, look_up, make_cache
@@ -245,3 +246,18 @@ def test_storing_once_more_gives_pages_the_gates_that_they_lack() -> None:
         cache.insert(chain, prompt, *contents(prompt, 0), EXACT, known)
         cache.close(chain)
     assert look_up(cache, prompt, Reuse("replay", Adaptive(0.1, 16, most=1))).budget_note == ""
+
+
+def test_gates_are_written_as_text() -> None:
+    known = gates(60.0)
+    found = decode_gates(encode_gates(known))
+    assert found is not None
+    np.testing.assert_array_equal(found, known)
+    assert encode_gates(None) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "2x1x1:", "2x1x1:AAA=", "2x1x9:AAAAAA==", "1x1x2:AAAAAA==", "2x1x1:AHwAfA==", "-1:AA"]
+)
+def test_text_that_holds_no_gates_is_none(text: str) -> None:
+    assert decode_gates(text) is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tailreplay import Adaptive, HybridLM, PrefixCache
+from tailreplay import Adaptive, HybridLM, PrefixCache, Storage
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.calibration import calibrate, measure
@@ -26,6 +26,7 @@ from tailreplay.page import Page
 from tailreplay.plan import ReplayPlan
 from tests.engine.test_families import hit, prefill, state_errors
 from tests.engine.tiny_models import CONFIGS, random_ids, tiny_model
+from tests.tiers.memory_tier import MemoryTier
 
 GATED = [name for name in CONFIGS if name != "lfm2"]
 MAMBA = ("granitemoehybrid", "nemotron_h", "bamba")
@@ -146,6 +147,21 @@ def test_a_page_after_a_hit_knows_what_it_can() -> None:
     assert (second[0] > full[0]).all(), "never more forgotten than there is"
 
 
+def test_pages_from_tiers_below_know_their_gates() -> None:
+    tier, ids = MemoryTier(1 << 24), random_ids(3 * PAGE)
+    first, second = (
+        HybridLM(tiny_model("qwen3_5"), cache=PrefixCache("16MiB", storage=Storage([tier], deadline=10.0)))
+        for _ in range(2)
+    )
+    prefill(first, ids)
+    assert first.cache.flush()
+    for above, below in zip(pages_of(first, ids), pages_of(second, ids), strict=True):
+        assert above.gates is not None
+        assert below.gates is not None
+        np.testing.assert_array_equal(below.gates, above.gates)
+    tier.close()
+
+
 def test_a_family_without_gates_stores_none() -> None:
     lm = fresh("lfm2")
     prefill(lm, random_ids(PAGE))
@@ -226,7 +242,7 @@ ERRORS = (0.9, 0.3, 0.6, 0.1)
 
 @cache
 def calibrated(name: str) -> Calibration:
-    texts = 4 if PROMPTS >= 10 else 2
+    texts = 16 if PROMPTS >= 10 else 2
     return calibrate(fresh(name).backbone, [random_ids(5 * PAGE, seed=10_000 + seed) for seed in range(texts)])
 
 
@@ -237,7 +253,7 @@ def hits(name: str, prompts: int) -> Iterator[tuple[float, ReplayPlan]]:
         ids = random_ids(5 * PAGE + seed % PAGE, seed=seed)
         lm.cache.clear()
         expected, _ = prefill(lm, ids)
-        budget = Adaptive(ERRORS[seed % len(ERRORS)], min_tokens=1, most=0.9, calibration=calibrated(name))
+        budget = Adaptive(ERRORS[seed % len(ERRORS)], most=0.9, calibration=calibrated(name))
         reuse = Reuse("replay", budget)
         sequence = hit(lm, [*ids, 5], reuse, len(ids))
         plan = lm.cache.lookup([*ids, 5], lm.namespace(), reuse, lm.backbone.topology)

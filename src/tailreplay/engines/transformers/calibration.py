@@ -54,7 +54,8 @@ def calibrate(
     Parameters
     ----------
     prompts : sequence of sequence of int
-        Token ids of texts like those to come, several pages long; each is computed, and replayed up to six times.
+        Token ids of texts like those to come, several pages long; each is computed, and replayed up to six times. The
+        worst of more prompts is nearer to the worst of all: of tiny models' random ones 16 do.
 
     Raises
     ------
