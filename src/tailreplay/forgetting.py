@@ -13,7 +13,8 @@ tail ends. Deeper layers read what the layers before them wrote while their stat
 segments; in each, the inputs are taken to be wrong by `gain` times the errors of the layers before at its begin, and the
 part of the state that is written there by as much. That a relative error of the one is at most `gain` times that of the
 other is measured (`tailreplay.engines.transformers.calibration`), not proven. Gates that follow from wrong inputs are
-taken for the true ones.
+taken for the true ones. Where layers have experts, a wrong input may go to another one: a jump that no gain bounds, though
+it is seldom.
 """
 
 from __future__ import annotations
