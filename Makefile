@@ -34,6 +34,7 @@ test-vllm: $(VLLM)/dev.done ## run the vLLM engine's tests on vLLM's CPU build
 test-slow: $(VLLM)/dev.done ## the long tests of the vLLM engine (about 30 minutes on two cores)
 	TAILREPLAY_KILLS=50 $(VLLM)/bin/python -m pytest tests/tiers/test_killed.py
 	TAILREPLAY_SOAK_REQUESTS=20000 $(VLLM)/bin/python -m pytest tests/core/test_soak_catalog.py tests/tiers/test_soak.py
+	TAILREPLAY_PROMPTS=200 $(VLLM)/bin/python -m pytest -s tests/engine/test_gates.py -k below
 	TAILREPLAY_SOAK=300 $(VLLM)/bin/python -m pytest tests/vllm_live/test_soak.py tests/vllm_slow $(ARGS)
 
 # The same questions through both engines.

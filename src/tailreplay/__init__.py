@@ -15,6 +15,7 @@ _HOMES = {
     "Ratio": "tailreplay.budget",
     "Exact": "tailreplay.budget",
     "Zero": "tailreplay.budget",
+    "Adaptive": "tailreplay.budget",
     "Reuse": "tailreplay.modes",
     "Provenance": "tailreplay.provenance",
     "Storage": "tailreplay.storage",
@@ -26,7 +27,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from tailreplay.budget import Exact, Ratio, Zero
+    from tailreplay.budget import Adaptive, Exact, Ratio, Zero
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.errors import CacheConfigError, InvalidRequestError, TailReplayError, UnsupportedModelError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tailreplay.topology import Topology
 
 __all__ = [
+    "Adaptive",
     "CacheConfigError",
     "Exact",
     "HybridLM",

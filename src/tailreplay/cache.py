@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tailreplay import writing
 from tailreplay.cache_stats import CacheStats
@@ -25,6 +25,7 @@ from tailreplay.views import PagesView
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from tailreplay.pages import PageLayout
     from tailreplay.tiers.anchor_arena import AnchorArena
@@ -193,6 +194,7 @@ class PrefixCache:
         kv: Sequence[tuple[torch.Tensor, torch.Tensor]],
         hidden: Sequence[torch.Tensor],
         provenance: Provenance,
+        gates: Sequence[NDArray[Any]] | None = None,
     ) -> int:
         """Store the next tokens of a sequence and let later requests match them. Returns how many were stored.
 
@@ -210,6 +212,8 @@ class PrefixCache:
             Hiddens by stored group, shapes ``(n, d_model)``.
         provenance : Provenance
             Of all these tokens.
+        gates : sequence of ndarray, optional
+            What the tokens of each page forget (see `tailreplay.page.Page.gates`), for budgets that ask.
 
         Raises
         ------
@@ -240,7 +244,7 @@ class PrefixCache:
                 self._refused["failed"] += 1
             raise
         with self._lock:
-            stored = writing.commit(self._tree, chain, admitted)
+            stored = writing.commit(self._tree, chain, admitted, gates)
             if self._lower is not None:
                 for admission in admitted:
                     if admission.fill is not None and admission.page is not None:

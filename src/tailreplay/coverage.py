@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailreplay.anchor import Anchor
-from tailreplay.budget import Budget
+from tailreplay.budget import Tails, tails_of
 from tailreplay.decisions import Match
+from tailreplay.forgetting import forgetting_of
 from tailreplay.modes import Reuse
 from tailreplay.provenance import EXACT, Provenance, Start
 from tailreplay.topology import Topology
@@ -29,6 +30,10 @@ class Covered:
         Whose states it begins with; None for zero states.
     short_tail : bool
         Whether some tail is shorter than the budget asked for.
+    predicted_error : float or None
+        As the budget predicts it, for the tails that it asked for.
+    note : str
+        Of the budget (see `tailreplay.budget.Tails`).
     """
 
     tokens: int
@@ -36,6 +41,8 @@ class Covered:
     start: Start = Start.ZERO
     anchor: Anchor | None = None
     short_tail: bool = False
+    predicted_error: float | None = None
+    note: str = ""
 
 
 def covered_match(match: Match, reuse: Reuse, topology: Topology) -> Covered:
@@ -56,19 +63,22 @@ def _covered(
     match: Match, end: int, start: int, anchors: Sequence[Anchor], reuse: Reuse, topology: Topology
 ) -> Covered | None:
     """Return how a hit of `end` tokens can be had whose hiddens are there from token `start` on; None if it cannot."""
-    assert reuse.budget is not None
-    tails = _tails(reuse.budget, end, topology)
+    wanted = _tails(match, reuse, end, topology)
+    tails = wanted.tokens
     needed = max((k for k, group in zip(tails, topology.groups, strict=True) if group.stores_hidden), default=0)
     worst = _worst(match, end)
     near = _nearest(anchors, end, worst)
     if near is not None and near.position >= start and end - near.position <= max(tails, default=0):
-        return Covered(end, _since(near, end, topology), Start.COMPLETE, near)
+        predicted = None if wanted.predicted_error is None else 0.0
+        return Covered(end, _since(near, end, topology), Start.COMPLETE, near, predicted_error=predicted)
     if needed <= end - start:
-        lengthened = _lengthened(tails, end - start, reuse, topology)
-        return _begun(Covered(end, lengthened), anchors, worst, reuse, topology)
+        longer = _lengthened(tails, end - start, reuse, topology)
+        covered = Covered(end, longer, predicted_error=wanted.predicted_error, note=wanted.note)
+        return _begun(covered, anchors, worst, reuse, topology)
     if reuse.mode == "replay" and needed <= 2 * (end - start):
         # The embedding group reads token ids, but states of one length are easier to reason about than of two.
-        shorter = Covered(end, tuple(min(k, end - start) for k in tails), short_tail=True)
+        # What was predicted was so for longer tails.
+        shorter = Covered(end, tuple(min(k, end - start) for k in tails), short_tail=True, note=wanted.note)
         return _begun(shorter, anchors, worst, reuse, topology)
     return None
 
@@ -78,14 +88,16 @@ def _begun(covered: Covered, anchors: Sequence[Anchor], worst: Provenance, reuse
     m = covered.tokens
     fields = [min(m, group.receptive_field or m) for group in topology.groups]
     if all(k >= field for k, field in zip(covered.tails, fields, strict=True)):
-        return Covered(m, covered.tails, Start.COMPLETE, None, covered.short_tail)
+        return replace(covered, start=Start.COMPLETE)
     carries = reuse.start in ("carried", "mixed")
     stale = _nearest(anchors, m - max(covered.tails), worst) if carries else None
     if reuse.start == "mixed" and reuse.mean:
         start = Start.MEAN if stale is None else Start.MIXED
     else:
         start = Start.ZERO if stale is None else Start.CARRIED
-    return Covered(m, covered.tails, start, stale, covered.short_tail)
+    # A prediction is one for zero states.
+    predicted = covered.predicted_error if start is Start.ZERO else None
+    return replace(covered, start=start, anchor=stale, predicted_error=predicted)
 
 
 def _since(anchor: Anchor, end: int, topology: Topology) -> tuple[int, ...]:
@@ -136,5 +148,6 @@ def _candidates(match: Match, anchors: Sequence[Anchor]) -> Iterator[tuple[int, 
     yield end, start
 
 
-def _tails(budget: Budget, matched: int, topology: Topology) -> tuple[int, ...]:
-    return tuple(budget.tail(matched, group) for group in topology.groups)
+def _tails(match: Match, reuse: Reuse, matched: int, topology: Topology) -> Tails:
+    assert reuse.budget is not None
+    return tails_of(reuse.budget, matched, topology, lambda longest: forgetting_of(match.pages, matched, longest))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from tailreplay.budget import Budget, Exact, Ratio, Zero
+from tailreplay.budget import Adaptive, Budget, Exact, Ratio, Zero
 from tailreplay.errors import InvalidRequestError
 from tailreplay.provenance import ONLY_EXACT, Terms
 
@@ -13,6 +13,7 @@ Mode = Literal["replay", "exact", "zero", "off"]
 Starts = Literal["zero", "anchor", "carried", "mixed"]
 DEFAULT_RATIO = 0.05
 DEFAULT_START: Starts = "mixed"
+ADAPTIVE_START: Starts = "anchor"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def parse_reuse(
     start: Any = None,
     reuse_approximate: Any = None,
     default: Reuse | None = None,
+    error: Any = None,
 ) -> Reuse:
     """Build a `Reuse` from a request's own words.
 
@@ -87,11 +89,15 @@ def parse_reuse(
         Behind how many approximate replays a page may lie. Exact mode takes none.
     default : Reuse, optional
         Where `start` and `reuse_approximate` come from if not given; else they are "mixed" and "always".
+    error : float, optional
+        Relative state error to replay for, instead of a ratio; for "replay" only (see `tailreplay.budget.Adaptive`). What
+        it predicts is for zero states: its start is "anchor" if not given.
 
     Raises
     ------
     InvalidRequestError
-        If a value is unknown or outside its range, or a ratio or start is given with another mode.
+        If a value is unknown or outside its range, both a ratio and an error are given, or one of them, or a start, with
+        another mode.
     """
     if mode not in get_args(Mode):
         raise InvalidRequestError(f"The reuse mode must be one of {', '.join(get_args(Mode))}, got {mode!r}.", "mode")
@@ -99,6 +105,12 @@ def parse_reuse(
     if chosen not in get_args(Starts):
         raise InvalidRequestError(f"The start must be one of {', '.join(get_args(Starts))}, got {start!r}.", "start")
     depth = parse_depth(reuse_approximate) if reuse_approximate is not None else default.depth if default else None
+    if error is not None:
+        if mode != "replay":
+            raise InvalidRequestError(f"A state error goes with mode 'replay' only, not with {mode!r}.", "error")
+        if ratio is not None:
+            raise InvalidRequestError("Give either a ratio or a state error, not both.", "error")
+        return Reuse("replay", Adaptive(error, min_tokens), start=start or ADAPTIVE_START, depth=depth)
     if mode == "replay":
         budget = Ratio(DEFAULT_RATIO if ratio is None else ratio, min_tokens)
         return Reuse("replay", budget, start=chosen, depth=depth)
@@ -129,7 +141,9 @@ def parse_depth(given: Any) -> int | None:
 
 
 def parse_replay(replay: Any, min_tokens: int = 64, default: Reuse | None = None) -> Reuse:
-    """Build a `Reuse` from the Python API's one argument: a ratio like ``0.05``, a mode like ``"exact"``, or a `Reuse`.
+    """Build a `Reuse` from the Python API's one argument.
+
+    That is a ratio like ``0.05``, a mode like ``"exact"``, a budget like ``Adaptive(error=0.05)``, or a `Reuse`.
 
     Parameters
     ----------
@@ -138,6 +152,10 @@ def parse_replay(replay: Any, min_tokens: int = 64, default: Reuse | None = None
     """
     if isinstance(replay, Reuse):
         return replay
+    if isinstance(replay, (Ratio, Adaptive)):
+        usual = DEFAULT_START if default is None else default.start
+        start = ADAPTIVE_START if isinstance(replay, Adaptive) else usual
+        return Reuse("replay", replay, start=start, depth=default.depth if default else None)
     if isinstance(replay, str):
         return parse_reuse(replay, min_tokens=min_tokens, default=default)
     return parse_reuse("replay", replay, min_tokens, default=default)

@@ -5,6 +5,8 @@ Each is one line of mathematics a token. They know no chunks, no kernels and no 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -61,6 +63,25 @@ def gated_delta_outputs(
         state = decayed + np.einsum("hk,hv->hkv", key[i], correction)
         outputs[i] = np.einsum("hk,hkv->hv", query[i], state)
     return outputs, state
+
+
+def forget_gates(
+    step: Array, rate_log: Array, bias: Array, limits: tuple[float, float] = (0.0, math.inf)
+) -> NDArray[np.float64]:
+    """Log of each token's forget gate, ``-exp(A_log) * softplus(step + dt_bias)``: Gated DeltaNet's, KDA's and Mamba-2's.
+
+    Parameters
+    ----------
+    step : ndarray, shape (tokens, ...)
+        What the layer computes from each token.
+    rate_log, bias : ndarray
+        ``A_log`` and ``dt_bias``, in shapes that broadcast to a token's.
+    limits : (float, float)
+        Least and greatest softplus (Mamba-2's time step).
+    """
+    softplus = np.logaddexp(0.0, step.astype(np.float64) + bias)
+    gates: NDArray[np.float64] = -np.exp(rate_log.astype(np.float64)) * np.clip(softplus, *limits)
+    return gates
 
 
 def causal_conv1d(inputs: Array, weight: Array, left: Array | None = None) -> Array:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from tailreplay.anchor import Anchor
 from tailreplay.keys import TOKEN_BYTES
 from tailreplay.provenance import ANY, EXACT, ONLY_EXACT, Provenance, Terms
 from tailreplay.siblings import Siblings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Page:
@@ -45,11 +49,14 @@ class Page:
         States saved after tokens that follow this page (and after which children of it go on).
     damaged : bool
         Whether the bytes were found to be wrong: never matched until they are written again, though it keeps its place.
+    gates : ndarray or None
+        What its tokens forget, shape ``(2, layers, heads)`` over layers with a state: sums of log alpha, then each head's
+        share of its layer's squared state norm. None where nobody knows.
     """
 
     __slots__ = (
-        "_exact", "_inexact", "anchors", "children", "damaged", "hidden_read", "hidden_slot", "hidden_used", "ids", "key",
-        "last_used", "order", "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
+        "_exact", "_inexact", "anchors", "children", "damaged", "gates", "hidden_read", "hidden_slot", "hidden_used", "ids",
+        "key", "last_used", "order", "parent", "pins", "provenance", "ready", "slot", "start", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +86,7 @@ class Page:
         self.ready = False
         self.damaged = False
         self.anchors: Siblings[Anchor] | None = None
+        self.gates: NDArray[Any] | None = None
         # Made when the first child comes: most pages are leaves or have one child.
         self._exact: Siblings[Page] | None = None
         self._inexact: dict[Provenance, Siblings[Page]] | None = None

@@ -7,6 +7,7 @@ in the header. Nothing is unpickled, and a header that is not understood is no p
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from tailreplay.errors import TailReplayError
@@ -91,6 +94,8 @@ class PageHeader:
         Model name for people.
     created : float
         Seconds since the epoch.
+    gates : str
+        What its tokens forget, from `encode_gates`; "" where nobody knows.
     """
 
     key: bytes
@@ -104,6 +109,7 @@ class PageHeader:
     rank: str = WHOLE
     label: str = ""
     created: float = 0.0
+    gates: str = ""
 
     @property
     def tokens(self) -> int:
@@ -118,7 +124,7 @@ class PageHeader:
 
 def pack_header(header: PageHeader) -> bytes:
     """Return the header's bytes."""
-    text = {
+    text: dict[str, Any] = {
         "key": header.key.hex(),
         "parent": header.parent.hex(),
         "namespace": header.namespace.hex(),
@@ -137,6 +143,8 @@ def pack_header(header: PageHeader) -> bytes:
             for name, part in header.parts.items()
         },
     }
+    if header.gates:
+        text["gates"] = header.gates
     body = json.dumps(text, separators=(",", ":")).encode()
     checked = body + header.ids
     return _FIXED.pack(MAGIC, VERSION, len(body), xxh3_64_intdigest(checked)) + checked
@@ -187,6 +195,7 @@ def _header(text: dict[str, Any], ids: bytes) -> PageHeader:
         rank=str(text["rank"]),
         label=str(text["label"]),
         created=float(text["created"]),
+        gates=str(text.get("gates", "")),
     )
 
 
@@ -204,6 +213,25 @@ def _start_of(depth: int) -> Start:
 def _tensor(name: str, shape: tuple[int, ...], dtype: str, codec: str, token_bytes: int, rows: int) -> TensorEntry:
     """Pages of one model differ in nothing here, and making these anew takes longer than reading the JSON."""
     return TensorEntry(str(name), tuple(map(int, shape)), str(dtype), str(codec), int(token_bytes), int(rows))
+
+
+def encode_gates(gates: NDArray[Any] | None) -> str:
+    """Return `tailreplay.page.Page.gates` as text: "2x8x16:" and its float16 numbers in base64."""
+    if gates is None:
+        return ""
+    numbers = base64.b64encode(np.ascontiguousarray(gates, dtype="<f2").tobytes()).decode()
+    return f"{'x'.join(map(str, gates.shape))}:{numbers}"
+
+
+def decode_gates(text: str) -> NDArray[Any] | None:
+    """Undo `encode_gates`; None for text that it never wrote: a page without gates is as good as any."""
+    shape, _, numbers = text.partition(":")
+    try:
+        sizes = tuple(map(int, shape.split("x")))
+        found = np.frombuffer(base64.b64decode(numbers, validate=True), dtype="<f2").reshape(sizes)
+    except ValueError:
+        return None
+    return found if found.ndim == 3 and found.shape[0] == 2 and bool(np.isfinite(found).all()) else None
 
 
 def offsets(tensors: Sequence[TensorEntry]) -> tuple[list[int], int]:

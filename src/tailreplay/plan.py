@@ -54,6 +54,10 @@ class ReplayPlan:
         What the replay begins with.
     anchor : Anchor or None
         Whose states it begins with; None for zero states. Pinned as the pages are.
+    predicted_error : float or None
+        Greatest relative error of a layer's recurrent state, where the budget predicts it.
+    budget_note : str
+        Why the budget did not do what it is for (see `tailreplay.budget.Tails`); "" if it did.
     """
 
     tokens: int
@@ -70,6 +74,8 @@ class ReplayPlan:
     short_tail: bool = False
     start: Start = Start.COMPLETE
     anchor: Anchor | None = None
+    predicted_error: float | None = None
+    budget_note: str = ""
 
     @property
     def replayed(self) -> int:
@@ -129,6 +135,8 @@ def make_plan(
         covered.short_tail,
         covered.start,
         covered.anchor,
+        covered.predicted_error,
+        covered.note,
     )
 
 
@@ -150,6 +158,8 @@ def without_reuse(plan: ReplayPlan, reason: str) -> ReplayPlan:
         estimate=None,
         start=Start.COMPLETE,
         anchor=None,
+        predicted_error=None,
+        budget_note="",
     )
 
 

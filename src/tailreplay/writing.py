@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tailreplay.catalog import Catalog
 from tailreplay.chain import Chain
@@ -14,6 +14,7 @@ from tailreplay.provenance import Provenance
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from tailreplay.pages import PartSpec
     from tailreplay.tiers.host import HostArena
@@ -43,11 +44,21 @@ def abort(tree: Catalog, admitted: Sequence[Admission]) -> None:
             tree.unpin((admission.page,))
 
 
-def commit(tree: Catalog, chain: Chain, admitted: Sequence[Admission]) -> int:
-    """Let a run be matched and advance `chain`. Returns how many tokens it stored. Under the lock."""
+def commit(
+    tree: Catalog, chain: Chain, admitted: Sequence[Admission], gates: Sequence[NDArray[Any]] | None = None
+) -> int:
+    """Let a run be matched and advance `chain`. Returns how many tokens it stored. Under the lock.
+
+    Parameters
+    ----------
+    gates : sequence of ndarray, optional
+        Of each page (see `tailreplay.page.Page.gates`).
+    """
     stored = 0
-    for admission in admitted:
+    for index, admission in enumerate(admitted):
         assert admission.page is not None
+        if gates is not None and (admission.fill is not None or admission.page.gates is None):
+            admission.page.gates = gates[index]
         if admission.fill is not None:
             tree.commit(admission.fill)
         tree.unpin((chain.page,))

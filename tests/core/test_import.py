@@ -24,7 +24,8 @@ CORE = {
     "tailreplay.topology": {"errors"},
     "tailreplay.provenance": set(),
     "tailreplay.costs": {"topology"},
-    "tailreplay.budget": {"errors", "topology"},
+    "tailreplay.forgetting": {"page", "topology"},
+    "tailreplay.budget": {"errors", "forgetting", "topology"},
     "tailreplay.modes": {"budget", "errors", "provenance"},
     "tailreplay.keys": {"errors"},
     "tailreplay.siblings": {"keys"},
@@ -57,7 +58,7 @@ CORE = {
         "slots",
         "stand_ins",
     },
-    "tailreplay.coverage": {"anchor", "budget", "decisions", "modes", "provenance", "topology"},
+    "tailreplay.coverage": {"anchor", "budget", "decisions", "forgetting", "modes", "provenance", "topology"},
     "tailreplay.plan": {"anchor", "costs", "coverage", "decisions", "modes", "page", "provenance", "topology"},
 }
 # Packages that may know an engine's library.

@@ -48,6 +48,25 @@ def test_inspect_prints_bytes_and_limits_of_the_bundled_model(tailreplay: Run) -
     assert "exact tail" in tailreplay("inspect")[0]
 
 
+def test_inspect_names_heads_that_hardly_forget(tailreplay: Run) -> None:
+    arguments = ("inspect", "--horizons", "--tokens", "600", "--tail", "200")
+    report = json.loads(tailreplay(*arguments, "--json")[0])["horizons"]
+    assert [row["layer"] for row in report["layers"]] == [0, 1, 3, 4, 6, 7, 9, 10]
+    named = {(row["layer"], head) for row in report["layers"] for head in row["slow"]}
+    slow = {
+        (row["layer"], head)
+        for row in report["layers"]
+        for head, horizon in enumerate(row["horizons"])
+        if horizon > 200
+    }
+    assert named == slow
+    assert 0 < len(named) < 8
+    assert all(sum(row["shares"]) == pytest.approx(1, abs=1e-3) for row in report["layers"])
+    shown = " ".join(tailreplay(*arguments)[0].split())
+    assert all(f"layer {layer} head {head}" in shown for layer, head in named)
+    assert "horizons" not in json.loads(tailreplay("inspect", "--json")[0])
+
+
 def test_generate_reuses_the_file_for_the_next_prompt(tailreplay: Run, tmp_path: Path) -> None:
     (tmp_path / "doc.txt").write_text("The special magic number for apple is 48213. " + "She reads a book. " * 60)
     question = "\nQuestion: What is the special magic number for apple?\nAnswer: "
@@ -92,6 +111,9 @@ def test_bench_kernels_times_the_library_and_the_kernels(tailreplay: Run) -> Non
         (["inspect", "/no/such/model"], "no model folder"),
         (["inspect", "--ratio", "0"], "(0, 1]"),
         (["inspect", "--lengths", "0"], "at least one token"),
+        (["inspect", "--horizons", "--tail", "0"], "--tail at least 1"),
+        (["bench", "adaptive", "--errors", "2"], "errors in (0, 1]"),
+        (["bench", "partial_anchors", "--left", "1"], "must lie in (0, 1)"),
         (["generate", "-p", "x", "--replay", "1.5"], "(0, 1]"),
         (["generate", "-p", "x", "--replay", "abc"], "must be one of"),
         (["generate", "-p", "x", "--max-new-tokens", "0"], "at least 1"),

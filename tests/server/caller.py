@@ -65,7 +65,7 @@ class Caller:
         return longest if longest >= MIN_MATCH else 0
 
     def _arguments(self, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        wish = {key: options.pop(key) for key in ("mode", "ratio", "store") if key in options}
+        wish = {key: options.pop(key) for key in ("mode", "ratio", "error", "store") if key in options}
         extra = {"cache_salt": self.salt, **({"tailreplay": wish} if wish else {})}
         return wish, {"temperature": 0, "extra_body": extra, **options}
 

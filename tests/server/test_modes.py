@@ -29,6 +29,8 @@ def test_defaults_are_reported(caller: Caller, tokenizer: Any) -> None:
         "miss_reason": "",
         "stop": "end",
         "short_tail": False,
+        "predicted_error": None,
+        "budget_note": "",
     }
     assert set(timings) == {"queued", "lookup", "copy", "replay", "prefill", "first_token", "total", "predicted"}
     assert 0 < timings["prefill"] <= timings["first_token"] <= timings["total"]
@@ -41,6 +43,18 @@ def test_ratio_decides_how_much_is_replayed(caller: Caller, tokenizer: Any, rati
     report = caller.complete(ids, ratio=ratio).report
     assert (report["matched"], report["replayed"], report["ratio"]) == (1000, replayed, ratio)
     assert report["exact"] == (ratio == 1)
+
+
+def test_an_error_decides_how_much_is_replayed(caller: Caller, tokenizer: Any) -> None:
+    ids = ids_of(tokenizer, 57, 2000)
+    caller.complete(ids)
+    rough, fine = (caller.complete(ids, error=error, store=False).report for error in (0.9, 0.001))
+    assert rough["matched"] == fine["matched"] == 1999
+    assert 0 < rough["replayed"] < fine["replayed"] == 500
+    assert rough["predicted_error"] <= 0.9
+    assert (rough["budget_note"], fine["budget_note"]) == ("", "cut")
+    assert fine["predicted_error"] > 0.001
+    assert (rough["mode"], rough["ratio"], rough["exact"]) == ("replay", None, False)
 
 
 def test_every_honest_mode_answers_rightly(caller: Caller) -> None:

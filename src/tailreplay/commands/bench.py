@@ -10,12 +10,14 @@ from typing import Any
 
 # Each is a module of `tailreplay.bench` with `add_arguments(parser)` and `run(args)`, loaded only when it is called.
 BENCHMARKS = {
+    "adaptive": "adaptive budgets against ratios that replay as many tokens: state errors and NLL",
     "capture": "what storing pages costs prefill and decode",
     "catalog": "look-up times and memory of the catalog, without a model",
     "codecs": "coding of page parts: bytes, speed, error, and what it does to replayed states",
     "disk": "pages a second of the disk cache against plain files, and how long it takes to open",
     "eviction": "what eviction policies hit, by replaying traces through the catalog, without a model",
     "growth": "how times and memory grow to a million tokens, modelled from what `ttft` has measured",
+    "partial_anchors": "anchors that keep only heads that hardly forget: bytes, state error and NLL",
     "peers": "tokens reused on vLLM without a prefix cache, with its own, with tailreplay, and on other servers",
     "kernels": "CPU kernels of the gated delta rule against the library's own functions",
     "policies": "ten turns after an approximate hit, by policy of reusing approximate pages",

@@ -16,13 +16,21 @@ def parser() -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = argparse.ArgumentParser(
         prog="tailreplay inspect",
-        description="Groups, bytes a token and the speed limit of a hit, from config.json alone: no weights are read.",
+        description="Groups, bytes a token and the speed limit of a hit, from config.json alone: no weights are read, "
+        "unless --horizons asks what each head remembers.",
     )
     parser.add_argument("model", nargs="?", default="bundled", help="hub id, folder with a config.json, or 'bundled'")
     parser.add_argument("--ratio", type=float, default=0.05, help="share of the prefix to replay, in (0, 1]")
     parser.add_argument("--query", type=int, default=64, help="tokens after the matched prefix")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192, 16384, 32768, 131072])
     parser.add_argument("--dtype", help="count in this dtype, like bfloat16, instead of the config's own")
+    parser.add_argument(
+        "--horizons", action="store_true", help="run a text through the model: how long its heads remember"
+    )
+    parser.add_argument("--tokens", type=int, default=4096, help="length of the text for --horizons")
+    parser.add_argument(
+        "--tail", type=int, help="--horizons names heads that remember longer (default: what --ratio replays)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
 
@@ -43,6 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dtype and not isinstance(dtype, torch.dtype):
         raise InvalidRequestError(f"'{arguments.dtype}' is not a dtype: bfloat16, float16 or float32, say.")
     report = _report(describe(arguments.model, dtype), arguments)
+    if arguments.horizons:
+        from tailreplay.commands.inspect_horizons import horizons_report
+
+        report["horizons"] = horizons_report(arguments, dtype)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -142,4 +154,8 @@ def _print(report: dict[str, Any]) -> None:
             format_bytes(row["loaded_bytes"]),
         )
     out.print(table)
+    if "horizons" in report:
+        from tailreplay.commands.inspect_horizons import print_horizons
+
+        print_horizons(report["horizons"])
     out.print("The limit counts floating-point operations only: a measured speed-up stays below it (see `bench ttft`).")

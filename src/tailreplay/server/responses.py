@@ -146,6 +146,8 @@ def _report(result: GenerationResult) -> dict[str, Any]:
         "miss_reason": reuse.miss_reason,
         "stop": reuse.stop,
         "short_tail": reuse.short_tail,
+        "predicted_error": reuse.predicted_error,
+        "budget_note": reuse.budget_note,
         "timings_ms": {name: _milliseconds(seconds) for name, seconds in result.timings.to_dict().items()},
     }
 

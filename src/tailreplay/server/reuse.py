@@ -9,7 +9,7 @@ from typing import Any
 from tailreplay.errors import InvalidRequestError
 from tailreplay.modes import Reuse, parse_depth, parse_reuse
 
-_KEYS = ("mode", "ratio", "store", "start", "reuse_approximate")
+_KEYS = ("mode", "ratio", "error", "store", "start", "reuse_approximate")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def parse_cache_wish(body: Mapping[str, Any], default: Reuse, min_tokens: int) -
     Raises
     ------
     InvalidRequestError
-        If a key, a mode, a ratio, a start, a policy or the salt is not valid.
+        If a key, a mode, a ratio, a state error, a start, a policy or the salt is not valid.
     """
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
@@ -77,17 +77,11 @@ def _fields(body: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def _reuse(path: str, fields: Mapping[str, Any], default: Reuse, min_tokens: int) -> Reuse:
-    mode, ratio, start, approximate = (fields.get(name) for name in ("mode", "ratio", "start", "reuse_approximate"))
-    if mode in (None, default.mode) and ratio is None and start is None:
-        return default if approximate is None else _with_depth(path, default, approximate)
+    names = ("mode", "ratio", "error", "start", "reuse_approximate")
+    mode, ratio, error, start, approximate = (fields.get(name) for name in names)
     try:
-        return parse_reuse("replay" if mode is None else mode, ratio, min_tokens, start, approximate, default)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(str(error), f"{path}.{error.param}") from None
-
-
-def _with_depth(path: str, default: Reuse, approximate: Any) -> Reuse:
-    try:
-        return replace(default, depth=parse_depth(approximate))
-    except InvalidRequestError as error:
-        raise InvalidRequestError(str(error), f"{path}.{error.param}") from None
+        if mode in (None, default.mode) and ratio is None and error is None and start is None:
+            return default if approximate is None else replace(default, depth=parse_depth(approximate))
+        return parse_reuse("replay" if mode is None else mode, ratio, min_tokens, start, approximate, default, error)
+    except InvalidRequestError as refusal:
+        raise InvalidRequestError(str(refusal), f"{path}.{refusal.param}") from None

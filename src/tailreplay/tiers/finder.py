@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens, page_key
 from tailreplay.page_format import WHOLE, PageFormatError, PageHeader, unpack_header
@@ -183,7 +183,7 @@ class Finder:
             first = first or header
         assert first is not None
         assert worst is not None
-        merged = PageRecord(record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, worst)
+        merged = replace(record, provenance=worst, gates=first.gates)
         return merged, first, parts
 
     def _condemn(self, tier: Tier, keys: Sequence[bytes], why: str) -> None:
@@ -206,5 +206,5 @@ def _merged(
     if known is None:
         return FoundPage(record, new, sizes)
     provenance = known.record.provenance.worst(record.provenance)
-    worse = PageRecord(record.key, record.parent, record.namespace, record.tenant, record.start, record.ids, provenance)
+    worse = replace(record, provenance=provenance, gates=known.record.gates or record.gates)
     return FoundPage(worse, {**known.sources, **new}, {**known.nbytes, **sizes})

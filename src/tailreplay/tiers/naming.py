@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 from tailreplay.keys import TOKEN_BYTES, Namespace
 from tailreplay.page import Page
-from tailreplay.page_format import WHOLE
+from tailreplay.page_format import WHOLE, encode_gates
 from tailreplay.provenance import Provenance
 
 _HINTS_A_PAGE = 16
@@ -28,6 +28,8 @@ class PageRecord:
         Position of its first token in the sequence.
     ids : bytes
         Encoded token ids.
+    gates : str
+        What its tokens forget, as in the header. No part of its name.
     """
 
     key: bytes
@@ -37,6 +39,7 @@ class PageRecord:
     start: int
     ids: bytes
     provenance: Provenance
+    gates: str = field(default="", compare=False)
 
     @property
     def tokens(self) -> int:
@@ -47,7 +50,16 @@ class PageRecord:
 def record_of(page: Page, namespace: Namespace) -> PageRecord:
     """Return what names a page of the catalog."""
     assert page.parent is not None
-    return PageRecord(page.key, page.parent.key, namespace.digest, page.tenant, page.start, page.ids, page.provenance)
+    return PageRecord(
+        page.key,
+        page.parent.key,
+        namespace.digest,
+        page.tenant,
+        page.start,
+        page.ids,
+        page.provenance,
+        encode_gates(page.gates),
+    )
 
 
 def rank_key(key: bytes, rank: str) -> bytes:

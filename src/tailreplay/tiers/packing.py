@@ -117,6 +117,7 @@ class Packer:
             self.rank,
             self._label,
             time.time(),
+            record.gates,
         )
         hints = hints_of(record, self._arena.layout.page_size, self.rank)
         return TierPage(rank_key(record.key, self.rank), pack_header(header), buffers, hints, record.tenant)

@@ -10,6 +10,7 @@ from tailreplay.decisions import Admission, Match
 from tailreplay.keys import TOKEN_BYTES, Namespace, common_tokens
 from tailreplay.modes import Reuse
 from tailreplay.page import Page
+from tailreplay.page_format import decode_gates
 from tailreplay.provenance import Provenance, Terms
 from tailreplay.tiers.base import HIDDEN, KV
 from tailreplay.tiers.finder import FoundPage
@@ -206,6 +207,7 @@ class Promotion:
         slots = []
         if fill.slot >= 0:
             slots.append((KV, fill.slot, page.sources[KV], page.nbytes[KV]))
+            fill.gates = decode_gates(page.record.gates)
         if fill.has_hidden:
             slots.append((HIDDEN, fill.hidden_slot, page.sources[HIDDEN], page.nbytes[HIDDEN]))
         self._tag += 1

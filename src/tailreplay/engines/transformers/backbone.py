@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from blake3 import blake3
 from transformers import PretrainedConfig, PreTrainedModel
@@ -10,6 +12,7 @@ from tailreplay.costs import CostModel
 from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.capture import Sink, taps_of
 from tailreplay.engines.transformers.families.registry import family_of
+from tailreplay.engines.transformers.gates import GateRun, gate_taps_of
 from tailreplay.engines.transformers.kernels import install as kernels
 from tailreplay.engines.transformers.kernels.states import token_major
 from tailreplay.engines.transformers.kv_layer import PreallocatedLayer
@@ -56,6 +59,7 @@ class Backbone:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.layers = self.family.layers(model)
         self.taps = taps_of(self.layers, self.topology)
+        self.gates = gate_taps_of(self.layers, self.family, self.topology)
         self.kernels = self._install_kernels()
         cache, sink = self._probe()
         self.states = StateSpecs.of(cache, self.topology)
@@ -75,6 +79,10 @@ class Backbone:
             cache.layers[layer] = PreallocatedLayer(capacity)
         return cache
 
+    def gate_run(self, page_size: int) -> GateRun | None:
+        """Return what takes down the gates of a new sequence; None if the linear layers have none."""
+        return GateRun(self.gates, self.topology, page_size) if self.gates is not None else None
+
     def kv(self, cache: compat.DynamicCache) -> list[PreallocatedLayer]:
         """Return the attention layers' entries of a cache, in layer order."""
         return [cache.layers[layer] for layer in self.topology.attention_layers]
@@ -88,9 +96,15 @@ class Backbone:
         return twin
 
     def forward(
-        self, ids: list[int], start: int, cache: compat.DynamicCache, sink: Sink | None, keep: int = 1
+        self,
+        ids: list[int],
+        start: int,
+        cache: compat.DynamicCache,
+        sink: Sink | None,
+        keep: int = 1,
+        gates: GateRun | None = None,
     ) -> torch.Tensor:
-        """Run tokens `ids` at positions ``start ..``. Mutates `cache` and appends hiddens to `sink`.
+        """Run tokens `ids` at positions ``start ..``. Mutates `cache` and appends hiddens to `sink` and gates to `gates`.
 
         Returns
         -------
@@ -101,7 +115,7 @@ class Backbone:
         positions = self.positions(start, start + len(ids))
         if sink is None:
             return compat.call_model(self.model, tokens, positions, cache, keep)
-        with self.taps.into(sink):
+        with self.taps.into(sink), gates.taps.into(gates.raw) if gates is not None else nullcontext():
             return compat.call_model(self.model, tokens, positions, cache, keep)
 
     def positions(self, start: int, stop: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tailreplay.ablation import METHOD, Ablation
+from tailreplay.budget import Adaptive, Ratio
 from tailreplay.cache import PrefixCache
 from tailreplay.clock import Clock, HostClock
 from tailreplay.engines.transformers.backbone import Backbone
@@ -38,7 +39,8 @@ from tailreplay.prose import calibration_text
 from tailreplay.repairs import Repairs
 
 log = logging.getLogger("tailreplay")
-ReplayArgument = float | str | Reuse | None
+ReplayWish = float | str | Ratio | Adaptive | Reuse
+ReplayArgument = ReplayWish | None
 
 
 class HybridLM:
@@ -54,8 +56,8 @@ class HybridLM:
         Without one, prompts are lists of token ids and answers have no text.
     cache : PrefixCache, optional
         May be shared by models of one layout; each only sees its own pages.
-    replay : float or str or Reuse
-        Default of `generate`: a ratio in (0, 1], "exact", "zero" or "off".
+    replay : float or str or Budget or Reuse
+        Default of `generate`: a ratio in (0, 1], "exact", "zero" or "off", or a budget like ``Adaptive(error=0.05)``.
     prefill_chunk : int
         Longest run of tokens computed at once.
     min_tail : int
@@ -86,7 +88,7 @@ class HybridLM:
         model: PreTrainedModel,
         tokenizer: Any = None,
         cache: PrefixCache | None = None,
-        replay: float | str | Reuse = 0.05,
+        replay: ReplayWish = 0.05,
         prefill_chunk: int = 2048,
         min_tail: int = 64,
         cuda_graphs: int = 8,
@@ -126,7 +128,7 @@ class HybridLM:
         model: str | os.PathLike[str] = "bundled",
         *,
         cache: PrefixCache | None = None,
-        replay: float | str | Reuse = 0.05,
+        replay: ReplayWish = 0.05,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         prefill_chunk: int = 2048,
@@ -221,7 +223,7 @@ class HybridLM:
         ----------
         prompt : str, list of int, or a list of either
             A batch's common prefix is computed once; each prompt then goes on from an exact copy of its states.
-        replay : float or str or Reuse, optional
+        replay : float or str or Budget or Reuse, optional
             As in the constructor, for this call.
         salt : str
             Only requests with the same salt share pages.

@@ -38,6 +38,11 @@ class ReuseReport:
         Token after which the states were saved that it began with; None for zero states.
     short_tail : bool
         Whether fewer tokens were replayed than asked for, since the hiddens of the others are gone.
+    predicted_error : float or None
+        Greatest relative error of a layer's recurrent state, as an adaptive budget predicts it; None without one.
+    budget_note : str
+        "" or why the budget did not do what it is for: "cut" (the error asked for would take a longer tail than is allowed)
+        or "no_gates" (pages that do not know what their tokens forget: the default ratio was replayed).
     """
 
     prompt_tokens: int
@@ -54,6 +59,8 @@ class ReuseReport:
     short_tail: bool = False
     start: str = "complete"
     anchor: int | None = None
+    predicted_error: float | None = None
+    budget_note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -80,6 +87,8 @@ def report_of(plan: ReplayPlan) -> ReuseReport:
         short_tail=plan.short_tail,
         start=str(plan.start),
         anchor=plan.anchor.position if plan.anchor is not None else None,
+        predicted_error=plan.predicted_error,
+        budget_note=plan.budget_note,
     )
 
 

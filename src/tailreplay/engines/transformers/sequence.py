@@ -63,6 +63,7 @@ class Sequence:
         self._store = store
         self._past = backbone.new_cache(capacity)
         self._pending: Sink = [[] for _ in backbone.topology.stored_groups]
+        self._gates = backbone.gate_run(cache.page_size) if store else None
         self._chain: Chain | None = None
         self._saved = 0
         self._copies = CopyStream(backbone.device)
@@ -160,6 +161,9 @@ class Sequence:
                 replay(self._backbone, self._past, matched, plan.tails, read, chunk, ablation.skip)
             if self._chain is not None and self._chain.tokens < plan.matched:
                 # The hit ends inside a page: the next page needs these hiddens again.
+                if self._gates is not None:
+                    whole = plan.pages[-1].start + plan.pages[-1].tokens == plan.matched
+                    self._gates.carry(plan.matched - self._chain.tokens, plan.pages[-1].gates if whole else None)
                 for group, pending in enumerate(self._pending):
                     pending.append(hiddens.hidden(group, self._chain.tokens, plan.matched)[0])
         finally:
@@ -205,7 +209,8 @@ class Sequence:
     def extend_last(self, ids: list[int], keep: int) -> torch.Tensor:
         """Do what `extend` does and return the logits after each of the last `keep` tokens, ``(keep, vocabulary)``."""
         storing = self._chain is not None and not self._chain.stopped
-        logits = self._backbone.forward(ids, len(self.tokens), self._past, self._pending if storing else None, keep)
+        sink, gates = (self._pending, self._gates) if storing else (None, None)
+        logits = self._backbone.forward(ids, len(self.tokens), self._past, sink, keep, gates)
         self.tokens.extend(ids)
         if storing:
             self._seal(len(self.tokens) // self._cache.page_size * self._cache.page_size)
@@ -220,6 +225,7 @@ class Sequence:
         twin.provenance = self.provenance
         twin._saved = self._saved
         twin._pending = [list(pending) for pending in self._pending]
+        twin._gates = self._gates.fork() if self._gates is not None else None
         twin._chain = self._cache.fork(self._chain) if self._chain is not None else None
         return twin
 
@@ -266,8 +272,10 @@ class Sequence:
         count = stop - start
         hidden = [torch.cat(pending) if len(pending) > 1 else pending[0] for pending in self._pending]
         kv = [entry.rows(start, stop) for entry in self._backbone.kv(self._past)]
+        gates = self._gates.take(count, self._past) if self._gates is not None else None
+        tokens, kept = self.tokens[start:stop], [rows[:count] for rows in hidden]
         try:
-            self._cache.insert(chain, self.tokens[start:stop], kv, [rows[:count] for rows in hidden], self.provenance)
+            self._cache.insert(chain, tokens, kv, kept, self.provenance, gates)
         except Exception:
             # The answer does not depend on it: go on without storing the rest of this sequence.
             log.exception("Storing %d tokens failed; the rest of this sequence is not stored.", count)

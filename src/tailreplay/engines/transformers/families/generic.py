@@ -8,6 +8,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from tailreplay.engines.transformers import compat
+from tailreplay.engines.transformers.families.gates import Gate
 from tailreplay.errors import UnsupportedModelError
 from tailreplay.topology import Topology
 
@@ -25,11 +26,14 @@ class Family:
         query), 4 for diagonal recurrences (write and query).
     gated_delta : bool
         Whether the linear layers call the library's gated delta rule, for which there are faster CPU kernels.
+    gate : Gate or None
+        Where the linear layers' forget gates come from; None where they have none.
     """
 
     mixers: tuple[str, ...] = ("linear_attn", "self_attn")
     state_ops: float = 6.0
     gated_delta: bool = False
+    gate: Gate | None = None
 
     def topology(self, config: PretrainedConfig) -> Topology:
         """Return the groups of a model with this text config.

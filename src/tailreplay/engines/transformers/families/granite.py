@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from tailreplay.engines.transformers.families.gates import MAMBA, Gate
 from tailreplay.engines.transformers.families.generic import Family
 
 
@@ -16,6 +17,7 @@ class GraniteFamily(Family):
 
     mixers: tuple[str, ...] = ("mamba", "self_attn")
     state_ops: float = 4.0
+    gate: Gate | None = MAMBA
 
     def embed(self, model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
         multiplier: float = model.config.get_text_config(decoder=True).embedding_multiplier

@@ -5,21 +5,24 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from tailreplay.engines.transformers import compat
+from tailreplay.engines.transformers.families.gates import DeltaGate, KimiGate, MambaGate
 from tailreplay.engines.transformers.families.generic import Family
 from tailreplay.engines.transformers.families.granite import GraniteFamily
 from tailreplay.engines.transformers.families.lfm2 import Lfm2Family
 from tailreplay.errors import UnsupportedModelError
 
-_GATED_DELTA = Family(gated_delta=True)
-_KIMI_DELTA = Family()
-_MAMBA = Family(mixers=("mamba", "self_attn"), state_ops=4.0)
-_NEMOTRON = Family(mixers=("mixer",), state_ops=4.0)
+_GATED_DELTA = Family(gated_delta=True, gate=DeltaGate())
+_QWEN3_NEXT = Family(gated_delta=True, gate=DeltaGate("in_proj_ba", by_key_head=True))
+_OLMO = Family(gated_delta=True, gate=DeltaGate("a_proj"))
+_KIMI_DELTA = Family(gate=KimiGate())
+_MAMBA = Family(mixers=("mamba", "self_attn"), state_ops=4.0, gate=MambaGate())
+_NEMOTRON = Family(mixers=("mixer",), state_ops=4.0, gate=MambaGate())
 
 FAMILIES: dict[str, Family] = {
     "qwen3_5": _GATED_DELTA,
     "qwen3_5_moe": _GATED_DELTA,
-    "qwen3_next": _GATED_DELTA,
-    "olmo_hybrid": _GATED_DELTA,
+    "qwen3_next": _QWEN3_NEXT,
+    "olmo_hybrid": _OLMO,
     "kimi_linear": _KIMI_DELTA,
     "granitemoehybrid": GraniteFamily(),
     "bamba": _MAMBA,
