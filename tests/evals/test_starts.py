@@ -18,6 +18,7 @@ from tailreplay.evals.methods import label, ordered, parse_method, parse_methods
 from tailreplay.evals.prefix import Prefix
 from tailreplay.evals.start_rules import Anchor, Start, parse_start
 from tailreplay.evals.trail import Trail, log_decay, stateful_layers
+from tailreplay.evals.turns import Talker
 from tailreplay.naive import gated_delta_rule
 from tests.evals.conftest import Bench
 
@@ -195,6 +196,11 @@ def test_names_say_how_a_tail_starts(name: str, expected: Start | None) -> None:
 def test_impossible_starts_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError):
         parse_method(name)
+
+
+def test_conversations_leave_other_starts_out(bench: Bench) -> None:
+    talker = Talker(bench.lm, parse_methods(["carried@0.05", "replay@0.05"]))
+    assert [method.name for method in talker.methods] == ["full", "zero", "replay@0.05"]
 
 
 def test_starts_stand_between_replay_and_zero() -> None:
