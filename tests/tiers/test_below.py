@@ -171,7 +171,7 @@ def test_a_lossy_host_codec_is_passed_on_as_it_is(tier: MemoryTier, codec: str) 
         assert (plan.matched, plan.exact, plan.provenance) == (
             len(PROMPT) - 1,
             False,
-            Provenance(plan.provenance.depth, True),
+            plan.provenance._replace(lossy=True),
         )
         check(cache, plan, PROMPT, close=0.1)
         hiddens.append(torch.empty(plan.replayed, 3))
