@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tailreplay import Adaptive, HybridLM, PrefixCache, Storage
 from tailreplay.engines.transformers import compat
@@ -36,8 +38,21 @@ PAGE = 64
 PROMPTS = int(os.environ.get("TAILREPLAY_PROMPTS", "2"))
 
 
+@cache
+def slow_model(name: str) -> PreTrainedModel:
+    """A tiny model that forgets slowly. KDA's ``A_log`` has four dimensions, so `tiny_model` takes it for a matrix."""
+    model = tiny_model(name)
+    if name == "kimi_linear":
+        model = copy.deepcopy(model)
+        torch.manual_seed(0)
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("A_log"):
+                parameter.data.uniform_(0.001, 0.05).log_()
+    return model
+
+
 def fresh(name: str) -> HybridLM:
-    return HybridLM(tiny_model(name), cache=PrefixCache("32MiB"))
+    return HybridLM(slow_model(name), cache=PrefixCache("32MiB"))
 
 
 @pytest.fixture(params=GATED)
