@@ -20,6 +20,7 @@ from tailreplay.engines.transformers.calibration import calibrate, measure
 from tailreplay.engines.transformers.gates import gated_layers, head_shares
 from tailreplay.engines.transformers.horizons import measure_horizons
 from tailreplay.engines.transformers.replay import replay
+from tailreplay.engines.transformers.sequence import Sequence
 from tailreplay.errors import InvalidRequestError
 from tailreplay.forgetting import Calibration, tail_errors
 from tailreplay.modes import Reuse, parse_reuse
@@ -161,6 +162,18 @@ def test_a_page_after_a_hit_knows_what_it_can() -> None:
     full = pages_of(computed, branch)[1].gates
     assert full is not None
     assert (second[0] > full[0]).all(), "never more forgotten than there is"
+
+
+def test_what_is_only_reused_is_stored_again_with_what_is_known() -> None:
+    lm = fresh("qwen3_5")
+    ids = random_ids(2 * PAGE)
+    prefill(lm, ids)
+    plan = lm.cache.lookup(ids[: PAGE + 20], lm.namespace(), parse_reuse("exact"), lm.backbone.topology)
+    sequence = Sequence(lm.backbone, lm.cache, lm.namespace(), len(ids))
+    sequence.restore(plan, ids)
+    sequence.finish()
+    lm.cache.release(plan)
+    assert lm.cache.stats().pinned == 0
 
 
 def test_pages_from_tiers_below_know_their_gates() -> None:
