@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from tailreplay import Adaptive, HybridLM, PrefixCache, Storage
 from tailreplay.engines.transformers import compat
@@ -18,6 +20,7 @@ from tailreplay.engines.transformers.calibration import calibrate, measure
 from tailreplay.engines.transformers.gates import gated_layers, head_shares
 from tailreplay.engines.transformers.horizons import measure_horizons
 from tailreplay.engines.transformers.replay import replay
+from tailreplay.engines.transformers.sequence import Sequence
 from tailreplay.errors import InvalidRequestError
 from tailreplay.forgetting import Calibration, tail_errors
 from tailreplay.modes import Reuse, parse_reuse
@@ -36,8 +39,21 @@ PAGE = 64
 PROMPTS = int(os.environ.get("TAILREPLAY_PROMPTS", "2"))
 
 
+@cache
+def slow_model(name: str) -> PreTrainedModel:
+    """A tiny model that forgets slowly. KDA's ``A_log`` has four dimensions, so `tiny_model` takes it for a matrix."""
+    model = tiny_model(name)
+    if name == "kimi_linear":
+        model = copy.deepcopy(model)
+        torch.manual_seed(0)
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("A_log"):
+                parameter.data.uniform_(0.001, 0.05).log_()
+    return model
+
+
 def fresh(name: str) -> HybridLM:
-    return HybridLM(tiny_model(name), cache=PrefixCache("32MiB"))
+    return HybridLM(slow_model(name), cache=PrefixCache("32MiB"))
 
 
 @pytest.fixture(params=GATED)
@@ -146,6 +162,18 @@ def test_a_page_after_a_hit_knows_what_it_can() -> None:
     full = pages_of(computed, branch)[1].gates
     assert full is not None
     assert (second[0] > full[0]).all(), "never more forgotten than there is"
+
+
+def test_what_is_only_reused_is_stored_again_with_what_is_known() -> None:
+    lm = fresh("qwen3_5")
+    ids = random_ids(2 * PAGE)
+    prefill(lm, ids)
+    plan = lm.cache.lookup(ids[: PAGE + 20], lm.namespace(), parse_reuse("exact"), lm.backbone.topology)
+    sequence = Sequence(lm.backbone, lm.cache, lm.namespace(), len(ids))
+    sequence.restore(plan, ids)
+    sequence.finish()
+    lm.cache.release(plan)
+    assert lm.cache.stats().pinned == 0
 
 
 def test_pages_from_tiers_below_know_their_gates() -> None:

@@ -111,11 +111,11 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     for parameter_name, parameter in model.named_parameters():
-        if parameter_name.endswith("A_log"):
+        if parameter.ndim >= 2:
+            torch.nn.init.normal_(parameter, std=0.12)
+        elif parameter_name.endswith("A_log"):
             # With dt around softplus(0) this forgets over some 30 to 1,500 tokens; the default forgets in a few.
             parameter.data.uniform_(0.001, 0.05).log_()
-        elif parameter.ndim >= 2:
-            torch.nn.init.normal_(parameter, std=0.12)
         elif parameter_name.endswith("dt_bias"):
             parameter.data.zero_()
     model.generation_config = None

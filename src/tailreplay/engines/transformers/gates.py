@@ -106,7 +106,7 @@ class GateRun:
         twin._carried, twin._carried_tokens = self._carried, self._carried_tokens
         return twin
 
-    def take(self, count: int, cache: compat.DynamicCache) -> list[NDArray[Any]]:
+    def take(self, count: int, cache: compat.DynamicCache) -> list[NDArray[Any]] | None:
         """Return the pages of the next `count` tokens and forget these. Mutates self.
 
         Parameters
@@ -116,14 +116,20 @@ class GateRun:
 
         Returns
         -------
-        list of ndarray
-            One a page, ``(2, layers, heads)``, float16; see `tailreplay.page.Page.gates`.
+        list of ndarray, or None
+            One a page, ``(2, layers, heads)``, float16; see `tailreplay.page.Page.gates`. None where there is no state.
         """
+        if any(compat.states(cache, layer)[1] is None for layer in gated_layers(self._topology)):
+            return None  # nothing was computed, and not every group replayed
         computed = count - self._carried_tokens
-        logs = self._taps.log_alpha(self.raw)
-        rest = [parts[-1][parts[-1].shape[0] - (logs.shape[1] - computed) :].clone() for parts in self.raw]
-        self.raw = [[rows] if rows.shape[0] else [] for rows in rest]
-        layers, _, heads = logs.shape
+        shares = head_shares(cache, self._topology)
+        layers, heads = shares.shape
+        if self.raw[0]:
+            logs = self._taps.log_alpha(self.raw)
+            rest = [parts[-1][parts[-1].shape[0] - (logs.shape[1] - computed) :].clone() for parts in self.raw]
+            self.raw = [[rows] if rows.shape[0] else [] for rows in rest]
+        else:
+            logs = shares.new_zeros((layers, 0, heads))  # all that is stored was reused
         pages = -(-count // self._page_size)
         padded = logs.new_zeros((layers, pages * self._page_size, heads))
         padded[:, self._carried_tokens : count] = logs[:, :computed]
@@ -131,9 +137,9 @@ class GateRun:
         if self._carried is not None:
             sums[0] += self._carried
         self._carried, self._carried_tokens = None, 0
-        shares = head_shares(cache, self._topology).cpu().numpy().astype(np.float16)
+        held = shares.cpu().numpy().astype(np.float16)
         lowest = float(np.finfo(np.float16).min)
-        return [np.stack([row, shares]) for row in np.maximum(sums * _ROUNDING, lowest).astype(np.float16)]
+        return [np.stack([row, held]) for row in np.maximum(sums * _ROUNDING, lowest).astype(np.float16)]
 
 
 def head_shares(cache: compat.DynamicCache, topology: Topology) -> torch.Tensor:
