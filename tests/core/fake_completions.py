@@ -94,6 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
                 'vllm:tailreplay_cache_bytes{engine="0",tier="host"} 4096.0',
                 'vllm:tailreplay_cache_anchors{engine="0",tier="host"} 3.0',
                 'vllm:tailreplay_anchor_hits_total{engine="0"} 2.0',
+                'vllm:tailreplay_hit_starts_total{engine="0",start="complete"} 5.0',
+                'vllm:tailreplay_hit_starts_total{engine="0",start="carried"} 7.0',
                 'vllm:tailreplay_anchor_hits_created{engine="0"} 1.7e9',
             ]
             self._send(200, "\n".join(["# TYPE vllm:tailreplay_hits counter", *lines]).encode())

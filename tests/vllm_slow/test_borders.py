@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm_live.run_models import MATCHED, measure
+from tests.vllm_live.run_models import MATCHED, SAVED, measure
 from tests.vllm_slow.test_ranks import WAYS
 
 
@@ -22,5 +22,7 @@ def test_an_exact_hit_has_the_states_of_a_cold_run(
     arguments, _ = WAYS["pipeline"]
     outcome = measure(architecture, tmp_path, arguments)
     assert outcome["report"]["matched"] == outcome["report"]["replayed"] == MATCHED
-    assert outcome["hit"] < max(2 * outcome["floor"], 0.02)
+    assert outcome["resumed_report"]["anchor"] == SAVED
+    for kind in ("hit", "resumed"):
+        assert outcome[kind] < max(2 * outcome["floor"], 0.02)
     assert outcome["zero"] > 0.5

@@ -19,7 +19,8 @@ from tailreplay.errors import InvalidRequestError, TailReplayError
 _COUNTER = re.compile(
     r'^\w*:?tailreplay_(hits|misses)_total\{.*(?:provenance|reason)="([^"]*)".*\} (\S+)', re.MULTILINE
 )
-_SERIES = re.compile(r"^\w*:?tailreplay_(\w+?)(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
+_SERIES = re.compile(r"^\w*:?tailreplay_(\w+?)(?:_total)?(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_START = re.compile(r'\bstart="(\w+)"')
 _OTHER_SECONDS = 30  # for everything but completions
 
 
@@ -247,13 +248,17 @@ class Endpoint:
         return counts
 
     async def series(self) -> dict[str, float] | None:
-        """Return all of tailreplay's counters and gauges now, summed over their labels, if the server has any."""
+        """Return all of tailreplay's counters and gauges now, if the server has any.
+
+        They are summed over their labels, but for what replays began with: ``hit_starts:complete``.
+        """
         try:
             answer = await self._http.get("/metrics")
         except self._errors:
             return None
         found: dict[str, float] = {}
-        for name, value in _SERIES.findall(answer.text):
+        for series, labels, value in _SERIES.findall(answer.text):
+            name = ":".join([series, *_START.findall(labels)])
             found[name] = found.get(name, 0.0) + float(value)
         return found or None
 

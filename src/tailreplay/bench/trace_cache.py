@@ -10,7 +10,7 @@ from tailreplay.bench.endpoint import Endpoint
 
 _SECONDS = 15  # that counters may take to come: vLLM gathers them now and then
 _PAUSE = 0.5
-NAMES = ("lookups", "hits", "anchor_hits", "replayed_tokens", "bytes", "anchors")
+NAMES = ("lookups", "hits", "complete_hits", "anchor_hits", "replayed_tokens", "bytes", "anchors")
 
 
 async def settled(endpoint: Endpoint, requests: int) -> dict[str, float]:
@@ -34,6 +34,7 @@ async def settled(endpoint: Endpoint, requests: int) -> dict[str, float]:
         "lookups": sum(lookups.values()),
         "hits": hits,
         "exact": lookups["hits:exact"],
+        "complete_hits": series.get("hit_starts:complete", 0.0),
         "anchor_hits": series.get("anchor_hits", 0.0),
         "replayed_tokens": series.get("replayed_tokens", 0.0),
         "bytes": series.get("cache_bytes", 0.0),

@@ -143,6 +143,7 @@ def _cache_lines(measured: dict[str, Any]) -> list[tuple[str, str]]:
     exact = _percent(measured["exact_hit_share"]) or "–"
     return [
         ("hits, exact ones", f"{hits} of {int(measured['cache_lookups'])} requests, {exact} of them exact"),
+        ("hits whose replay neglected nothing", str(int(measured["cache_complete_hits"]))),
         ("hits that began with saved states", str(int(measured["cache_anchor_hits"]))),
         ("tokens replayed", f"{int(measured['cache_replayed_tokens']):,}"),
         ("cached bytes", f"{format_bytes(int(measured['cache_bytes']))}, {anchors} saved states among them"),
