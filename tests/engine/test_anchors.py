@@ -198,6 +198,19 @@ def test_a_conversation_that_was_approximate_goes_on_without_getting_worse(fresh
         assert not first.reuse.exact
 
 
+def test_a_hit_inside_a_page_without_hiddens_is_one_and_stores_nothing(fresh: HybridLM) -> None:
+    ids = random_ids(130, seed=4)
+    fresh.generate(ids, max_new_tokens=1)
+    tree = fresh.cache._catalog
+    assert tree is not None
+    for page in tree.resident():
+        tree._room.strip(page)
+    before = tree.pages
+    hit = fresh.generate([*ids, *random_ids(70, seed=5)], max_new_tokens=2, replay="exact")
+    assert (hit.reuse.matched, hit.reuse.replayed, hit.reuse.anchor) == (130, 0, 130)
+    assert (tree.pages, tree.pinned) == (before, 0)
+
+
 def test_states_that_are_damaged_are_not_used(fresh: HybridLM) -> None:
     ids = random_ids(130, seed=4)
     fresh.generate(ids, max_new_tokens=1)
