@@ -32,7 +32,7 @@ class AnchorArena:
         self.parts = tuple(parts)
         # An anchor is a page of one "token". Larger elements first, so that each region is aligned for its own.
         by_size = sorted(self.parts, key=lambda part: -part.dtype.itemsize)
-        self._arena = HostArena(PageLayout(1, (tuple(by_size),), ()), slots, pin=pin)
+        self._arena = HostArena(PageLayout(1, (tuple(by_size),), ()), slots, pin=pin and slots > 0)
 
     @property
     def nbytes(self) -> int:
