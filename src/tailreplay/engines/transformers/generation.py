@@ -147,6 +147,9 @@ class Generation:
             if self._cancel is not None and self._cancel.is_set():
                 reason = "cancelled"
                 break
+            if len(tokens) == 1:
+                # The states at the prompt's end: not earlier, since somebody waits for the first token.
+                sequence.save_states()
             logits = sequence.extend([token])
         else:
             reason = "cancelled"
@@ -158,7 +161,7 @@ class Generation:
 
 
 def prefill(lm: HybridLM, sequence: Sequence, ids: list[int], cancel: threading.Event | None) -> torch.Tensor | None:
-    """Run what is left of `ids` in chunks, and store the states after each; None if cancelled meanwhile."""
+    """Run what is left of `ids` in chunks, and store the states after each but the last; None if cancelled meanwhile."""
     logits = None
     while len(sequence.tokens) < len(ids):
         if cancel is not None and cancel.is_set():
@@ -168,7 +171,8 @@ def prefill(lm: HybridLM, sequence: Sequence, ids: list[int], cancel: threading.
         if lm.anchor_interval:
             stop = min(stop, (start // lm.anchor_interval + 1) * lm.anchor_interval)
         logits = sequence.extend(ids[start:stop])
-        sequence.save_states()
+        if stop < len(ids):
+            sequence.save_states()
     return logits
 
 
