@@ -15,6 +15,7 @@ from tailreplay.evals.document import Document, Hit, Probe
 from tailreplay.evals.methods import DEFAULT, Method, parse_method, parse_methods
 from tailreplay.evals.prefix import Boundary, Prefix, state_errors
 from tailreplay.modes import parse_reuse
+from tailreplay.storage import Storage
 from tests.engine.tiny_models import CONFIGS, random_ids, relative, tiny_model
 
 TOLERANCE = 1e-4
@@ -34,7 +35,7 @@ DOCUMENT = Document(
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def lm(request: pytest.FixtureRequest) -> HybridLM:
-    return HybridLM(tiny_model(request.param), cache=PrefixCache("64MiB"))
+    return HybridLM(tiny_model(request.param), cache=PrefixCache("64MiB", storage=Storage(anchor_bytes=0)))
 
 
 @pytest.fixture(scope="module")
