@@ -91,7 +91,7 @@ def _begun(covered: Covered, anchors: Sequence[Anchor], worst: Provenance, reuse
         return replace(covered, start=Start.COMPLETE)
     carries = reuse.start in ("carried", "mixed")
     stale = _nearest(anchors, m - max(covered.tails), worst) if carries else None
-    if reuse.start == "mixed" and reuse.mean:
+    if reuse.start == "mixed" and reuse.mean and reuse.mode == "replay":
         start = Start.MEAN if stale is None else Start.MIXED
     else:
         start = Start.ZERO if stale is None else Start.CARRIED

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm_live.conftest import Engine, error
+from tests.vllm_live.test_mean import mean_error
 
 DRAW = random.Random(4)
 OTHER = [5, 6, 7]
@@ -134,3 +135,18 @@ def test_states_are_saved_from_the_block_where_they_lie(both: Engine, extra: int
     forget_own(both)
     assert error(turn, both.run([*longer, *hit.tokens, 8], mode="off", store=False)) < 0.05
     assert error(both.run(longer, mode="exact", store=False), cold) < 0.05
+
+
+def test_the_mean_state_is_made_though_both_caches_have_the_text(both: Engine) -> None:
+    base, text = tokens(600), tokens(400)
+    store(both, base)
+    both.run(text, chunk=64, mode="off")  # it is in vLLM's own cache, too
+    for _ in range(2):
+        both.run(text, calibrate=True)
+    try:
+        assert mean_error(both, text) < 0.03
+        forget_own(both)
+        prompt = [*base[: both.block - 5], 9, 9]
+        assert both.run(prompt, mode="replay", ratio=0.25, store=False).report["start"] == "mean"
+    finally:
+        both.deciding.reset()

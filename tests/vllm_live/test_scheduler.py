@@ -343,3 +343,37 @@ def test_pages_that_wait_to_be_written_keep_the_engine_going() -> None:
     assert side.counts["written_pages"] == 4
     assert side.catalog.pinned == 0
     side.close()
+
+
+CALIBRATES = {"kv_transfer_params": {"tailreplay": {"calibrate": True}}}
+REPLAYS = {"kv_transfer_params": {"tailreplay": {"mode": "replay", "ratio": 0.05, "store": False}}}
+
+
+def test_a_mean_state_is_ordered_from_the_first_token_on_and_used_once_every_rank_has_it() -> None:
+    side = make()
+    assert compute(side, request("first", **CALIBRATES)) == 0
+    assert not side.catalog.anchors.used
+    asked = request("second", **CALIBRATES)
+    extra, _ = side.match(asked, 0)
+    side.allocated(asked, (list(range(10, 15)), [3]), extra or 0)
+    (load,) = side.step(IDLE, lambda _: ([], [])).loads
+    assert (load.matched, load.tail, load.anchor, load.calibrates) == (len(IDS) - 1, len(IDS) - 1, -1, 1)
+    side.update(StepReport(mean=1).aggregate(StepReport()), ("second",), ())
+    assert start_of(side) == "zero", "one rank has none"
+    side.update(StepReport(mean=1).aggregate(StepReport(mean=1)), (), ())
+    assert start_of(side) == "mean"
+    side.update(StepReport(mean=1), (), ())
+    stats = side.take_stats()
+    assert (stats["sizes"]["mean_state"], stats["counts"]["calibrations"]) == (1, 1)
+    side.reset()
+    side.update(StepReport(mean=1), (), ())  # of a step from before
+    assert side.step(IDLE, lambda _: ([], [])).void == 1
+    serve(side, request("third"))
+    assert start_of(side) == "zero"
+
+
+def start_of(side: SchedulerSide) -> str:
+    before = dict(side.counts)
+    assert serve(side, request("asks", [*IDS[:190], 9, 9], **REPLAYS)) == 190
+    (found,) = (name for name in side.counts if name.startswith("start:") and side.counts[name] != before.get(name, 0))
+    return str(found.removeprefix("start:"))

@@ -15,6 +15,7 @@ from tailreplay import Topology, UnsupportedModelError
 from tailreplay.engines.vllm.adapters import ARCHITECTURES, Adapter
 from tailreplay.engines.vllm.plugin import TappedModel, install_taps, tapped_model
 from tailreplay.engines.vllm.replay import Tail, replay
+from tailreplay.provenance import Start
 from tests.vllm_plain import fake_layers as fake
 
 L, A, F = "linear_attention", "full_attention", "mlp"
@@ -86,7 +87,9 @@ def running(*_: Any) -> Iterator[None]:
 
 def replay_all(model: TappedModel, first: int = 0, *, parts: tuple[int, ...] = (len(IDS),)) -> None:
     """Replay tokens from `first` on, in parts, from what the taps hold."""
-    load = SimpleNamespace(matched=len(IDS), tail=len(IDS) - first, tail_ids=IDS[first:], states={}, anchor=-1)
+    load = SimpleNamespace(
+        matched=len(IDS), tail=len(IDS) - first, tail_ids=IDS[first:], states={}, anchor=-1, start=Start.ZERO
+    )
     taps = [tap.clone() for tap in model.taps]
     done = 0
     for count in parts:

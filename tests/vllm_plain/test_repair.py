@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tailreplay.engines.vllm import repair
+from tailreplay.engines.vllm import calibration, repair
 from tailreplay.engines.vllm.middleware import ReuseParams
 from tailreplay.engines.vllm.repair import exactly
 
@@ -43,6 +43,7 @@ class App:
 @pytest.fixture(autouse=True)
 def nothing_noted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     monkeypatch.setattr(repair, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(calibration, "TIMES", 0)
     repair.APPROXIMATE.clear()
     yield
     repair.APPROXIMATE.clear()

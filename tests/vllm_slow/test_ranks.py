@@ -94,3 +94,23 @@ def _damage(worker: Any, rank: int) -> None:
     if worker.rank == rank:
         arena = get_kv_transfer_group()._worker.store.arena
         arena._block.bitwise_not_()
+
+
+def test_every_rank_makes_its_part_of_the_mean_state(ranks: Engine) -> None:
+    m = 700
+    prompt = [*after(m), 9, 9]
+    found = {}
+    for _ in range(2):
+        ranks.run(BASE[::-1][:600], calibrate=True)
+    assert ranks.deciding._lookup.has_mean
+    for name, options in {
+        "cold": {"mode": "off"},
+        "mean": {"ratio": 0.1},
+        "zero": {"start": "zero", "ratio": 0.1},
+    }.items():
+        if ranks.geometry.aligned_states:
+            ranks.llm.reset_prefix_cache()
+        found[name] = ranks.run(prompt, store=False, **options)
+    assert found["mean"].report["start"] in ("mean", "mixed")
+    assert error(found["mean"], found["cold"]) < error(found["zero"], found["cold"])
+    assert ranks.deciding.catalog.pinned == 0

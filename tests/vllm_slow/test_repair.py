@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import openai
 import pytest
 from transformers import AutoTokenizer
 
@@ -45,5 +46,30 @@ def test_an_approximate_prompt_becomes_exact_while_nobody_asks(tmp_path: Path, s
             server.metrics()['vllm:tailreplay_misses_total{engine="0",model_name="bundled",reason="unseen_prefix"}']
             == 1
         )
+    finally:
+        server.close()
+
+
+def test_a_server_makes_its_mean_state_while_nobody_asks(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log", {"host_bytes": "256MiB", "min_match": 16}, "--max-model-len", "2048", repair=True)
+    labels = '{engine="0",model_name="bundled"'
+    try:
+        caller = Caller(server, "salt")
+        document = ids_of(AutoTokenizer.from_pretrained(BUNDLED), 1, 1400)
+        report = caller.send(document).report
+        deadline = time.monotonic() + 60
+        while server.metrics().get(f"vllm:tailreplay_calibrations_total{labels}}}", 0) < 1:
+            assert time.monotonic() < deadline, "it has none"
+            time.sleep(0.2)
+        report = caller.send([*document[:1211], 7], store=False).report
+        assert report is not None
+        assert (report["start"], report["matched"]) == ("mean", 1211)
+        found = server.metrics()
+        assert found[f'vllm:tailreplay_mean_state{labels},tier="host"}}'] == 1
+        assert found[f'vllm:tailreplay_hit_starts_total{labels},start="mean"}}'] == 1
+        assert found[f"vllm:tailreplay_calibrations_total{labels}}}"] == 1, "once is enough"
+        refused = caller.client.with_options(max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="not for clients"):
+            refused.completions.create(model="bundled", prompt="x", extra_body={"tailreplay": {"calibrate": True}})
     finally:
         server.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailreplay.engines.transformers import HybridLM, compat
-from tailreplay.engines.transformers.mean_state import EVERY, FIRST, TOKENS, mean_states
+from tailreplay.engines.transformers.mean_state import mean_states
 from tailreplay.errors import InvalidRequestError
+from tailreplay.mean_states import EVERY, FIRST, TOKENS
 from tailreplay.prose import calibration_text
 
 __all__ = ["TOKENS", "blend", "calibration_text", "mean_state"]

@@ -17,10 +17,10 @@ from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.capture import Sink
 from tailreplay.engines.transformers.graphs.replay import ReplayGraphs
-from tailreplay.engines.transformers.mean_state import begin_with
 from tailreplay.engines.transformers.replay import reads_of, replay
 from tailreplay.engines.transformers.staging import Staging
 from tailreplay.keys import Namespace
+from tailreplay.mean_states import begin_with
 from tailreplay.plan import ReplayPlan
 from tailreplay.provenance import EXACT, Provenance, Start
 from tailreplay.streams import CopyStream

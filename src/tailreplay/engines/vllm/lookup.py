@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from tailreplay.catalog import Catalog
@@ -15,6 +16,7 @@ from tailreplay.engines.vllm.settings import Settings
 from tailreplay.engines.vllm.tracked import Tracked
 from tailreplay.engines.vllm.waiting import still_waits, writer_of
 from tailreplay.keys import token_bytes
+from tailreplay.mean_states import TOKENS
 from tailreplay.plan import ReplayPlan, make_plan, with_engines_own, without_reuse
 
 
@@ -25,6 +27,11 @@ class Lookup:
     ----------
     lower : LowerSide or None
         Tiers below host memory.
+
+    Attributes
+    ----------
+    has_mean : bool
+        Whether tails may begin with the model's mean state.
     """
 
     def __init__(self, catalog: Catalog, settings: Settings, geometry: Geometry, lower: LowerSide | None) -> None:
@@ -33,6 +40,7 @@ class Lookup:
         self._topology = geometry.whole
         self._page_size = geometry.page_size
         self._lower = lower
+        self.has_mean = False
 
     def begin(self, tracked: Tracked) -> None:
         """Begin to bring up what lower tiers hold of a request's prompt, while earlier requests are still running."""
@@ -61,6 +69,7 @@ class Lookup:
                 return None
             if self._lower is not None and self._lower.waits(tracked, ids, found):
                 return None
+        reuse = replace(reuse, mean=self.has_mean)
         plan = make_plan(found, request.num_tokens, reuse, self._topology, min_match=self._settings.min_match)
         if meets_images(request, plan, self._topology):
             plan = without_reuse(plan, "image_in_tail")
@@ -71,8 +80,9 @@ class Lookup:
 
     def _match(self, tracked: Tracked, ids: bytes) -> Match:
         request: Any = tracked.request
-        terms = tracked.options.reuse.terms
-        return self._catalog.match(ids, tracked.namespace, limit=request.num_tokens - 1, terms=terms)
+        options = tracked.options
+        limit = min(request.num_tokens - 1, TOKENS) if options.calibrates else request.num_tokens - 1
+        return self._catalog.match(ids, tracked.namespace, limit=limit, terms=options.reuse.terms)
 
     def _is_being_stored(self, tracked: Tracked, ids: bytes, matched: int, others: Iterable[Tracked]) -> bool:
         """Whether another request is just computing much more of this one's prefix than is matched yet."""

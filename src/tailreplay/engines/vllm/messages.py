@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tailreplay.engines.vllm.compat import KVConnectorMetadata, KVConnectorWorkerMetadata
+from tailreplay.provenance import Start
 from tailreplay.tiers.orders import Fetch, Spill
 
 
@@ -96,9 +97,13 @@ class Load:
     waits : bool
         Whether this step's forward already uses the result (a synchronous load).
     anchor : int
-        Slot of the states that the tail begins with; -1 for zero states.
+        Slot of the states that the tail begins with; -1 for none.
     save : Save or None
         What to store of the result.
+    start : Start
+        What the tail begins with.
+    calibrates : int
+        Tag of the mean state that is made of this replay; 0 for none.
     """
 
     request: str
@@ -113,6 +118,8 @@ class Load:
     waits: bool = False
     anchor: int = -1
     save: Save | None = None
+    start: Start = Start.ZERO
+    calibrates: int = 0
 
 
 @dataclass
@@ -127,11 +134,14 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
         Most tokens to replay after this step's forward; what it waits for (synchronous loads) does not count.
     decoding : bool
         Whether that forward only decodes.
+    void : int
+        Mean states with this tag or a lower one are to be dropped.
     """
 
     page_size: int
     replay_tokens: int = 0
     decoding: bool = False
+    void: int = 0
     rows: list[Rows] = field(default_factory=list)
     puts: list[Put] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -168,6 +178,8 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     replayed: int = 0
     """Tokens replayed after the step's forward."""
     decoding: bool = False
+    mean: int = 0
+    """Tag of the mean state that is there now; 0 for none."""
 
     def aggregate(self, other: StepReport) -> StepReport:
         """Join two ranks' reports: a page counts only if every rank has it."""
@@ -184,6 +196,7 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
             max(self.replay_seconds, other.replay_seconds),
             max(self.replayed, other.replayed),
             self.decoding and other.decoding,
+            self.mean if self.mean == other.mean else 0,
         )
 
 

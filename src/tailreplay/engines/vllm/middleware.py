@@ -14,13 +14,15 @@ from tailreplay.errors import InvalidRequestError
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+RESET_PATH = "/reset_prefix_cache"
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
 class ReuseParams:
     """ASGI middleware: ``tailreplay`` at the top of a request moves into ``kv_transfer_params``; nonsense gets HTTP 400.
 
-    Also has prompts that were answered approximately computed again exactly (see `repair`), unless TAILREPLAY_REPAIR is 0.
+    Also has the model's mean state made, and prompts that were answered approximately computed again exactly, while nobody
+    waits (see `calibration` and `repair`), unless TAILREPLAY_REPAIR is 0.
 
     A raw vLLM server ignores wrong parameters with a warning instead, since a connector cannot refuse a request.
     """
@@ -32,6 +34,8 @@ class ReuseParams:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
             await self._app(scope, receive, send)
+            if self._repairs is not None and scope.get("path") == RESET_PATH:
+                self._repairs.calibration.again()
             return
         body = b""
         more = True
@@ -90,7 +94,9 @@ def rewrite(body: bytes) -> bytes:
     if outer is not None and inner is not None:
         raise InvalidRequestError("Give 'tailreplay' once: at the top or in 'kv_transfer_params'.", "tailreplay")
     options = inner if outer is None else outer
-    parse_options(options, Settings())
+    if parse_options(options, Settings()).calibrates:
+        # Everybody's hits begin with what is made of it.
+        raise InvalidRequestError("'calibrate' is not for clients of a server: it does that itself.", "tailreplay")
     if outer is not None:
         request["kv_transfer_params"] = {**(params or {}), "tailreplay": outer}
     return json.dumps(request).encode()

@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from tailreplay.engines.vllm.calibration import Calibration
+
 log = logging.getLogger("vllm.tailreplay")
 
 Message = MutableMapping[str, Any]
@@ -37,6 +39,8 @@ _DROPPED = (
 class Repairs:
     """Remembers what was asked, learns which of it was approximate, and asks it again. One event loop.
 
+    Before that it asks for the model's mean state; see `calibration`.
+
     Parameters
     ----------
     app : callable
@@ -51,6 +55,7 @@ class Repairs:
         self._running = 0
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.calibration = Calibration()
 
     def named(self, scope: Message, body: bytes) -> Message:
         """Return `scope` with a name for the request, by which vLLM will call it, and remember it."""
@@ -60,6 +65,7 @@ class Repairs:
         scope = {**scope, "headers": [*kept, (_ID_HEADER, name.encode("latin-1"))]}
         self._forget(name)
         self._asked[name] = scope, body
+        self.calibration.as_asked(scope)
         self._bytes += len(body)
         while len(self._asked) > 1 and (len(self._asked) > MOST_REQUESTS or self._bytes > MOST_BYTES):
             self._forget(next(iter(self._asked)))
@@ -80,10 +86,14 @@ class Repairs:
         await asyncio.sleep(_IDLE_SECONDS)
         while not self._running:
             self._learn()
+            self._wanted = asyncio.Event()
+            calibration = self.calibration.due()
+            if calibration is not None:
+                await self._calibrate(*calibration)
+                continue
             if not self._due:
                 return
             name, (scope, body) = self._due.popitem()
-            self._wanted = asyncio.Event()
             try:
                 status = await self._ask(scope, body)
             except Exception:
@@ -93,6 +103,15 @@ class Repairs:
                 self._due[name] = scope, body
             elif status != 200:
                 log.warning("Computing a prompt again exactly failed with status %d.", status)
+
+    async def _calibrate(self, scope: Message, body: bytes) -> None:
+        try:
+            status = await self._ask(scope, body)
+        except Exception:
+            log.exception("Making the model's mean state failed; requests are not affected.")
+            status = 500
+        if not self._wanted.is_set():
+            self.calibration.answered(status)
 
     def _learn(self) -> None:
         """Find out which of the requests were approximate."""

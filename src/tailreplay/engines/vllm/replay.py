@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from tailreplay.engines.vllm.plugin import TappedModel
+from tailreplay.provenance import Start
 
 if TYPE_CHECKING:
     from tailreplay.engines.vllm.adapters import Carried
@@ -32,7 +33,7 @@ class Tail:
     @property
     def before(self) -> int:
         """Tokens that its states stand for; 0 if it begins with zero states."""
-        return self.start if self.load.anchor >= 0 else self.done
+        return self.start if self.load.anchor >= 0 or self.load.start is Start.MEAN else self.done
 
 
 ReadHidden: TypeAlias = "Callable[[Load, int, int, int], torch.Tensor]"
@@ -50,7 +51,7 @@ def replay(
     """Run the tails through each group's linear layers, all sequences in one batch. Mutates the states in vLLM's cache.
 
     The feed-forward part after a group's last mixer is skipped. A tail's first part starts from the zero state, or
-    from the anchor that is in its blocks; later ones go on from what was left.
+    from what was put into its blocks; later ones go on from what was left.
 
     Parameters
     ----------

@@ -71,13 +71,15 @@ class Tally:
             counts[f"start:{plan.start}"] += 1
             counts["anchor_hits"] += plan.anchor is not None
 
-    def take(self, catalog: Catalog, limit: int, anchor_bytes: int = 0) -> dict[str, Any]:
+    def take(self, catalog: Catalog, limit: int, anchor_bytes: int = 0, has_mean: bool = False) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now; empty if nothing happened.
 
         Parameters
         ----------
         anchor_bytes : int
             Of one anchor.
+        has_mean : bool
+            Whether there is a mean state.
         """
         anchors = catalog.anchors
         self.counts["anchors_stored"], self.counts["anchors_evicted"] = anchors.stored, anchors.evicted
@@ -91,6 +93,7 @@ class Tally:
             "pages": catalog.pages,
             "pinned": catalog.pinned,
             "anchors": anchors.used,
+            "mean_state": int(has_mean),
         }
         approximate, self._approximate = self._approximate, []
         return {"counts": new, "sizes": sizes, "approximate": approximate} if new else {}

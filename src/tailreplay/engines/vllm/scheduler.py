@@ -15,6 +15,7 @@ from tailreplay.engines.vllm.anchoring import AnchorWriter
 from tailreplay.engines.vllm.compat import Geometry
 from tailreplay.engines.vllm.lookup import Lookup
 from tailreplay.engines.vllm.lower import LowerSide
+from tailreplay.engines.vllm.mean import MeanOrders
 from tailreplay.engines.vllm.messages import Load, Put, Rows, Save, StepMetadata, StepReport
 from tailreplay.engines.vllm.namespaces import namespace_of
 from tailreplay.engines.vllm.options import Options
@@ -89,6 +90,7 @@ class SchedulerSide:
             self.catalog, geometry.block_size, settings.min_match, self.counts, self._lower, lossy
         )
         lossy = any(codec_of(state_codec(part, codec)).lossy for part in geometry.state_parts)
+        self._means = MeanOrders()
         self._saver = AnchorWriter(self.catalog, len(geometry.ranks), lossy, settings.anchor_interval)
 
     # ---- look-up
@@ -127,7 +129,9 @@ class SchedulerSide:
             tracked.loading = True
             load = load_of(tracked, plan, blocks, self._geometry, not self._settings.async_loads)
             self._writer.open(tracked, plan)
-            if plan.stop == "diverged" and plan.start is Start.COMPLETE and plan.replayed:
+            if tracked.options.calibrates:
+                load = replace(load, calibrates=self._means.order(plan))
+            elif plan.stop == "diverged" and plan.start is Start.COMPLETE and plan.replayed:
                 # A second request leaves others' tokens here: a third may.
                 load = replace(load, save=self._saver.order(tracked, plan.matched, load.states))
             self._loads.append(load)
@@ -155,7 +159,7 @@ class SchedulerSide:
         blocks_of : callable
             ``blocks_of(request_id)`` returns the request's blocks by KV cache group.
         """
-        meta = StepMetadata(self._page_size, loads=self._loads)
+        meta = StepMetadata(self._page_size, loads=self._loads, void=self._means.void)
         decodes = prefills = 0
         self._loads = []
         if self._lower is not None:
@@ -212,6 +216,8 @@ class SchedulerSide:
                 self.counts["load_seconds"] += report.load_seconds
                 self.counts["replay_seconds"] += report.replay_seconds
             self._saver.ended(report.saved)
+            self.counts["calibrations"] += self._means.heard(report.mean)
+            self._lookup.has_mean = self._means.known > 0
             self._condemn(report.damaged, report.damaged_anchors)
             for request in report.loaded:
                 self._loaded(request)
@@ -270,6 +276,8 @@ class SchedulerSide:
             self._writer.stop(tracked)
             tracked.namespace = replace(tracked.namespace, model=self._model_now)
         self.catalog.clear()
+        self._means.reset()
+        self._lookup.has_mean = False
 
     def loading(self, request: str) -> tuple[list[int], ReplayPlan | None]:
         """Return a request's tokens so far and the plan that its load follows now. For checks."""
@@ -288,13 +296,13 @@ class SchedulerSide:
 
     def take_stats(self) -> dict[str, Any]:
         """Return the counts since the last call, and the sizes now; empty if nothing happened."""
-        return self.tally.take(self.catalog, self._settings.host_bytes, self.anchor_bytes)
+        return self.tally.take(self.catalog, self._settings.host_bytes, self.anchor_bytes, self._lookup.has_mean)
 
     # ---- inside: requests
 
     def _saves(self, tracked: Tracked, position: int, blocks: tuple[list[int], ...]) -> list[Save]:
         """Return the order to save a request's states after `position` tokens, which are in its blocks; or nothing."""
-        if position <= 0 or not self.catalog.anchors.slots:
+        if position <= 0 or tracked.options.calibrates or not self.catalog.anchors.slots:
             return []
         save = self._saver.order(tracked, position, self._geometry.state_blocks(blocks, position))
         return [save] if save is not None else []
@@ -319,6 +327,9 @@ class SchedulerSide:
             prompt = token_bytes(list(request.all_token_ids)[: request.num_prompt_tokens])
             namespace = namespace_of(request, self._model_now, self._geometry)
             tracked = Tracked(request, namespace, options, expected=prompt)
+            if options.calibrates and self._geometry.aligned_states:
+                compat.isolate(request)  # vLLM's own prefix cache would leave nothing to replay
+                tracked.isolated = True
             self._requests[request.request_id] = tracked
         return tracked
 
@@ -371,7 +382,8 @@ class SchedulerSide:
 
     def _report(self, tracked: Tracked, plan: ReplayPlan | None) -> None:
         if plan is not None:
-            self.tally.add(plan, tracked.request.request_id if tracked.options.store else "")
+            if not tracked.options.calibrates:  # nobody asked for it
+                self.tally.add(plan, tracked.request.request_id if tracked.options.store else "")
             tracked.report = report_of(plan, tracked.present)
 
     def _flush_finals(self, meta: StepMetadata) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tailreplay.budget import Ratio
 from tailreplay.errors import CacheConfigError, InvalidRequestError
 from tailreplay.modes import DEFAULT_START, Reuse, check_interval, parse_reuse
 from tailreplay.sizes import parse_bytes
 from tailreplay.storage import Storage, parse_storage
 
-REQUEST_FIELDS = ("mode", "ratio", "store", "start", "reuse_approximate")
+REQUEST_FIELDS = ("mode", "ratio", "store", "start", "reuse_approximate", "calibrate")
 STORAGE_FIELDS = (
     "tiers", "hidden_codec", "kv_codec", "host_codec", "anchor_bytes", "anchor_codec", "hidden_share", "policy",
     "reserved", "limits", "deadline",
@@ -29,7 +30,7 @@ class Settings:
     replay : float or str
         Default of requests that name no mode: a ratio, "exact", "zero" or "off".
     start : str
-        What the tails of requests begin with that do not say: "zero", "anchor" or "carried" (see `tailreplay.modes.Reuse`).
+        What the tails of requests begin with that do not say: "zero", "anchor", "carried" or "mixed" (see `tailreplay.modes.Reuse`).
     reuse_approximate : int or str
         Behind how many approximate replays pages may lie for them: "always", "never" or a number.
     anchor_interval : int
@@ -144,10 +145,17 @@ def parse_settings(extra: Mapping[str, Any]) -> Settings:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What one request asks for."""
+    """What one request asks for.
+
+    Attributes
+    ----------
+    calibrates : bool
+        Whether the model's mean state is to be made of it: it takes exact pages only, and no saved states, and replays all.
+    """
 
     reuse: Reuse
     store: bool = True
+    calibrates: bool = False
 
 
 def parse_options(given: Any, settings: Settings) -> RequestOptions:
@@ -167,6 +175,10 @@ def parse_options(given: Any, settings: Settings) -> RequestOptions:
         raise InvalidRequestError(
             f"'tailreplay' has no field '{unknown[0]}'; known are {', '.join(REQUEST_FIELDS)}.", "tailreplay"
         )
+    if given.get("calibrate") is True and len(given) == 1:
+        return RequestOptions(Reuse("replay", Ratio(1.0), start="zero", depth=0), calibrates=True)
+    if "calibrate" in given:
+        raise InvalidRequestError("'calibrate' can only be true, and goes alone.", "tailreplay.calibrate")
     store = given.get("store", True)
     if not isinstance(store, bool):
         raise InvalidRequestError(f"'store' must be true or false, got {store!r}.", "tailreplay.store")

@@ -30,6 +30,7 @@ SERIES = {
     "stripped": ("stripped_pages", "Pages whose hiddens made room for others'.", "tier"),
     "preemptions": ("preemptions", "Requests that gave up their blocks and began again.", None),
     "bad_params": ("bad_params", "Requests whose tailreplay parameters were ignored since they were wrong.", None),
+    "calibrations": ("calibrations", "Mean states that were made of the model.", None),
     "load_seconds": ("load_seconds", "Time spent copying cached keys and values into place.", None),
     "replay_seconds": ("replay_seconds", "Time spent replaying.", None),
 }
@@ -38,6 +39,7 @@ GAUGES = {
     "bytes_limit": ("cache_limit_bytes", "Hard limit of that, of each rank."),
     "pages": ("cache_pages", "Cached pages."),
     "anchors": ("cache_anchors", "Saved states."),
+    "mean_state": ("mean_state", "Whether tails may begin with the model's mean state."),
     "pinned": ("cache_pinned_pages", "Pages that a request needs now."),
 }
 TIER = "host"

@@ -115,4 +115,5 @@ def load_of(tracked: Tracked, plan: ReplayPlan, blocks: tuple[list[int], ...], g
         states=geometry.state_blocks(blocks, plan.matched),
         waits=waits,
         anchor=plan.anchor.slot if plan.anchor is not None else -1,
+        start=plan.start,
     )

@@ -16,6 +16,7 @@ from tailreplay.engines.vllm import compat
 from tailreplay.engines.vllm.anchor_store import AnchorStore
 from tailreplay.engines.vllm.capture import Capture
 from tailreplay.engines.vllm.compat import Geometry, TensorRanks
+from tailreplay.engines.vllm.mean import MeanKeeper
 from tailreplay.engines.vllm.messages import Load, Put, Save, StepMetadata, StepReport
 from tailreplay.engines.vllm.plugin import TappedModel
 from tailreplay.engines.vllm.replay import Tail, replay
@@ -74,6 +75,7 @@ class WorkerSide:
         self.capture = Capture(model.taps, store, ranks, geometry)
         self.states = states
         self.anchors = anchors
+        self.means = MeanKeeper(states)
         self._ranks = ranks
         self._device = device
         self._mover = mover
@@ -107,6 +109,7 @@ class WorkerSide:
                 f"vLLM's scheduler and worker chose different attention layouts (pages of {meta.page_size} and "
                 f"{self._geometry.page_size} tokens): name one with --attention-backend."
             )
+        self.means.drop(meta.void)
         slots = {row.request: row.first_slot for row in meta.rows}
         self._first_rows = compat.first_rows(context, self._geometry.attention_layers[0], slots, step)
         self._jobs += [_Job(load) for load in meta.loads]
@@ -132,6 +135,7 @@ class WorkerSide:
     def take_report(self) -> StepReport:
         """Return what became of this step's orders, once."""
         report, self._report = self._report, StepReport()
+        report.mean = self.means.tag
         while not self._ended.empty():
             tag, good = self._ended.get()
             report.moved[tag] = 1, int(not good)
@@ -212,7 +216,7 @@ class WorkerSide:
         """Return what to replay next, `budget` tokens in all."""
         batch = []
         for job in self._jobs:
-            count = min(job.load.tail - job.done, budget)
+            count = self.means.piece(job.load, job.done, min(job.load.tail - job.done, budget))
             if count > 0:
                 batch.append(Tail(job.load, job.done, count))
                 budget -= count
@@ -246,6 +250,7 @@ class WorkerSide:
                     self._report.damaged_anchors.add(load.anchor)
                     return False
                 self.anchors.load(load.anchor, load.states)
+            self.means.begin(load)
             # Before the keys and values, which would hold them up on their way to a GPU: replay begins with these.
             if count:
                 first = load.matched - load.tail
@@ -278,8 +283,9 @@ class WorkerSide:
         finally:
             self._staged.clear()
         done = {tail.load.request: tail.done + tail.count for tail in batch}
-        for job in self._jobs:
-            job.done = done.get(job.load.request, job.done)
+        for job in [job for job in self._jobs if job.load.request in done]:
+            job.done = done[job.load.request]
+            self.means.replayed(job.load, job.done)
 
     def _hidden(self, load: Load, group: int, start: int, stop: int) -> torch.Tensor:
         """Return hiddens ``start .. stop-1`` of a stored group, ``(stop - start, d_model)``. All ranks call it alike."""
@@ -292,6 +298,7 @@ class WorkerSide:
         self._staged.pop(job.load.request, None)
         self._jobs = [other for other in self._jobs if other is not job]
         request = job.load.request
+        self.means.ended(job.load, failed)
         if job.load.save is not None:
             self._save(job.load.save, failed)
         if failed:

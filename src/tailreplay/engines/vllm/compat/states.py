@@ -102,6 +102,16 @@ class StateBatch:
             for at, state in enumerate(self._layers[name].kv_cache)
         ]
 
+    @property
+    def recurrent(self) -> list[bool]:
+        """Which of `parts` are recurrent states; convolutions' inputs come before them in each layer."""
+        return [
+            0 < at == len(self._layers[name].kv_cache) - 1
+            for names in self._groups.values()
+            for name in names
+            for at in range(len(self._layers[name].kv_cache))
+        ]
+
     def views(self, blocks: dict[int, int]) -> list[torch.Tensor]:
         """Return the states in `blocks`, to be read or written."""
         return [
