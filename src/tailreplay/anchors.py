@@ -67,11 +67,12 @@ class Anchors:
         if not self.slots or not ids:
             return None
         present = _find(parent.anchors, ids)
-        if present is not None:
-            if not present.ready or present.provenance <= provenance:
-                return None
-            self._unlist(present)
+        if present is not None and (not present.ready or present.provenance <= provenance):
+            return None
         slot = self._take(parent.tenant)
+        if present is not None and (slot is not None or not present.pins):
+            self._unlist(present)
+            slot = self._take(parent.tenant) if slot is None else slot
         if slot is None:
             return None
         self._order += 1

@@ -45,13 +45,13 @@ class Quotas:
                     f"({format_bytes(self.reserved[tenant])}): raise the limit or lower the share."
                 )
 
-    def part(self, size: int, whole: int) -> Quotas:
-        """Return the same for a part of `size` bytes of a store of `whole` bytes."""
+    def part(self, size: int, whole: int, least: int = 0) -> Quotas:
+        """Return the same for a part of `size` bytes of a store of `whole` bytes; limits of `least` bytes at least."""
         if size == whole:
             return self
         return Quotas(
             {tenant: share * size // whole for tenant, share in self.reserved.items()},
-            {tenant: most * size // whole for tenant, most in self.limits.items()},
+            {tenant: max(most * size // whole, least) for tenant, most in self.limits.items()},
         )
 
     def shares(self, slots: int, total: int) -> Shares:

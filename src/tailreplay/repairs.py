@@ -44,6 +44,8 @@ class Repairs:
         self._most_bytes = most_tokens * TOKEN_BYTES
         self._waiting: OrderedDict[tuple[bytes, bytes], Repair] = OrderedDict()
         self._bytes = 0
+        # Taken last: what is approximate still could not be stored, and would be taken again and again.
+        self._done: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -51,17 +53,16 @@ class Repairs:
         return len(self._waiting)
 
     def note(self, namespace: Namespace, tokens: TokenIds, branch: int) -> None:
-        """Remember a sequence that was computed after an approximate hit of `branch` tokens."""
+        """Remember a sequence that was computed after an approximate hit of `branch` tokens, unless it was taken lately."""
         ids = token_bytes(tokens)
         with self._lock:
+            if (namespace.digest, ids) in self._done:
+                return  # it did not help, or it would be exact
             for key in [key for key in self._waiting if key[0] == namespace.digest and ids.startswith(key[1])]:
                 # An earlier turn of the same conversation: repaired with it.
                 branch = min(branch, self._waiting[key].branch)
                 self._forget(key)
-            self._waiting[namespace.digest, ids] = Repair(namespace, ids, branch)
-            self._bytes += len(ids)
-            while len(self._waiting) > 1 and (len(self._waiting) > self._most or self._bytes > self._most_bytes):
-                self._forget(next(iter(self._waiting)))
+            self._add(Repair(namespace, ids, branch))
 
     def take(self) -> Repair | None:
         """Return the sequence noted last, which is forgotten here; None if there is none."""
@@ -70,7 +71,22 @@ class Repairs:
                 return None
             key, repair = next(reversed(self._waiting.items()))
             self._forget(key)
+            self._done[key] = None
+            while len(self._done) > self._most:
+                self._done.popitem(last=False)
             return repair
+
+    def put_back(self, repair: Repair) -> None:
+        """Let a sequence wait again that was taken and not repaired."""
+        with self._lock:
+            self._done.pop((repair.namespace.digest, repair.ids), None)
+            self._add(repair)
+
+    def _add(self, repair: Repair) -> None:
+        self._waiting[repair.namespace.digest, repair.ids] = repair
+        self._bytes += len(repair.ids)
+        while len(self._waiting) > 1 and (len(self._waiting) > self._most or self._bytes > self._most_bytes):
+            self._forget(next(iter(self._waiting)))
 
     def _forget(self, key: tuple[bytes, bytes]) -> None:
         del self._waiting[key]

@@ -68,7 +68,8 @@ class StandIns:
             self._room.leave(present)
             present.slot, present.provenance = fill.slot, fill.provenance
         present.hidden_slot = fill.hidden_slot
-        present.gates = fill.gates if fill.gates is not None else present.gates
+        if fill.gates is not None and (not adds or present.gates is None):
+            present.gates = fill.gates
         present.hidden_used = tick
         present.hidden_read = present.hidden_read or adds
         present.ready, present.damaged = True, False

@@ -154,7 +154,7 @@ class Storage:
             hidden_bytes=hidden_bytes,
             hidden_share=self.hidden_share,
             policy=policy_of(self.policy),
-            quotas=quotas.part(host_bytes - anchors, host_bytes),
+            quotas=quotas.part(host_bytes - anchors, host_bytes, page_bytes),
             anchors=Anchors(slots, quotas.shares(slots, host_bytes)),
         )
 

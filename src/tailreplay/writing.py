@@ -57,8 +57,11 @@ def commit(
     stored = 0
     for index, admission in enumerate(admitted):
         assert admission.page is not None
-        if gates is not None and (admission.fill is not None or admission.page.gates is None):
-            admission.page.gates = gates[index]
+        if gates is not None:
+            if admission.fill is not None:
+                admission.fill.gates = gates[index]
+            elif admission.page.gates is None:
+                admission.page.gates = gates[index]
         if admission.fill is not None:
             tree.commit(admission.fill)
         tree.unpin((chain.page,))

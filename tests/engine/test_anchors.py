@@ -121,7 +121,7 @@ def test_the_mean_state_takes_the_place_of_zero_states_and_is_mixed_with_an_anch
     if all(group.receptive_field for group in lm.backbone.topology.groups):
         pytest.skip("convolutions are rebuilt wholly")
     try:
-        assert lm.calibrate(random_ids(400, seed=1))
+        assert lm.make_mean_state(random_ids(400, seed=1))
         assert lm.mean is not None
         ids = random_ids(190, seed=4)
         lm.generate(ids, max_new_tokens=1, replay="off", salt="mean")
@@ -150,10 +150,10 @@ def test_the_mean_state_takes_the_place_of_zero_states_and_is_mixed_with_an_anch
 
 
 def test_a_mean_state_is_given_up_when_somebody_waits_and_gone_with_the_weights(fresh: HybridLM) -> None:
-    assert not fresh.calibrate(), "without a tokenizer there is no text"
-    assert not fresh.calibrate(random_ids(400), waits=lambda: True)
-    assert not fresh.calibrate(random_ids(100)), "too short"
-    assert fresh.calibrate(random_ids(400))
+    assert not fresh.make_mean_state(), "without a tokenizer there is no text"
+    assert not fresh.make_mean_state(random_ids(400), waits=lambda: True)
+    assert not fresh.make_mean_state(random_ids(100)), "too short"
+    assert fresh.make_mean_state(random_ids(400))
     fresh.refresh()
     assert fresh.mean is None
 

@@ -41,11 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.engines.transformers.quiet import quiet_library
+    from tailreplay.storage import Storage
 
     if min(arguments.length, arguments.documents) < 1 or not all(0 < error <= 1 for error in arguments.errors):
         raise InvalidRequestError("Lengths and documents must be at least 1, and errors in (0, 1].")
     quiet_library()
-    lm = HybridLM.from_pretrained(arguments.model, cache=PrefixCache("1GiB"), cuda_graphs=0)
+    # What is compared are tails from zero states.
+    cache = PrefixCache("1GiB", storage=Storage(anchor_bytes=0))
+    lm = HybridLM.from_pretrained(arguments.model, cache=cache, cuda_graphs=0)
     documents = _documents(lm, arguments)
     calibration = calibrated(lm, arguments.length, arguments.seed)
     adaptive = adaptive_methods(arguments.errors, arguments.most, calibration)

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     lm = HybridLM.from_pretrained(
         arguments.model, cache=PrefixCache("1GiB"), dtype="float32", prefill_chunk=arguments.chunk
     )
-    lm.calibrate()
+    lm.make_mean_state()
     rows: list[dict[str, Any]] = []
     for index in range(arguments.documents):
         rows += _conversation(lm, chosen, _texts(lm, python_topics(), arguments, index), arguments)

@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             return serve_vllm.run(args, args.extra)
     if args.extra:
         raise TailReplayError("Arguments after -- go to vLLM: add --engine vllm.")
+    from tailreplay.engines.transformers.resting import Rest
     from tailreplay.metrics import Metrics
     from tailreplay.server.app import create_app
     from tailreplay.server.serving import bind, serve, url_of
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         name = args.served_model_name or args.model
         key = args.api_key or os.environ.get("TAILREPLAY_API_KEY")
         metrics = Metrics()
-        worker = Worker(metrics, args.max_queue, lm.rest if args.repair else None)
+        worker = Worker(metrics, args.max_queue, Rest(lm) if args.repair else None)
         app = create_app(lm, worker, metrics, name, key)
         url = url_of(listener)
         _show_requests()

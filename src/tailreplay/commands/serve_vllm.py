@@ -57,7 +57,8 @@ def run(args: argparse.Namespace, extra: list[str]) -> int:
         more = ["--max-num-batched-tokens", str(args.prefill_chunk), *more]
     key = args.api_key or os.environ.get("TAILREPLAY_API_KEY")
     env = launch.environment(os.environ)
-    env.setdefault("TAILREPLAY_REPAIR", str(int(args.repair)))
+    if not args.repair:
+        env["TAILREPLAY_REPAIR"] = "0"
     if key:
         env["VLLM_API_KEY"] = key  # not on the command line, which others can read
     name = args.served_model_name or args.model

@@ -76,7 +76,7 @@ def parse_method(name: str, min_tail: int = 0, interval: int = ANCHOR_INTERVAL) 
         others = "carried@R, decayed@R, mean@R, mixed@R, blended@R, recompute@R, anchored"
         known = f"{FULL}, {ZERO}, {_REPLAY}R with R in (0, 1], {EXACT}, {WIPED}, {others}"
         raise InvalidRequestError(f"There is no method {name!r}; there are {known}.") from None
-    return Method(f"{_REPLAY}{ratio:g}", parse_reuse("replay", ratio, min_tail))
+    return Method(f"{_REPLAY}{ratio:g}", parse_reuse("replay", ratio, min_tail, start="zero"))
 
 
 def parse_methods(names: list[str], min_tail: int = 0, interval: int = ANCHOR_INTERVAL) -> list[Method]:

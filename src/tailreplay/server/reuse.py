@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tailreplay.errors import InvalidRequestError
-from tailreplay.modes import Reuse, parse_depth, parse_reuse
+from tailreplay.modes import Reuse, parse_reuse
 
 _KEYS = ("mode", "ratio", "error", "store", "start", "reuse_approximate")
 
@@ -80,8 +80,9 @@ def _reuse(path: str, fields: Mapping[str, Any], default: Reuse, min_tokens: int
     names = ("mode", "ratio", "error", "start", "reuse_approximate")
     mode, ratio, error, start, approximate = (fields.get(name) for name in names)
     try:
-        if mode in (None, default.mode) and ratio is None and error is None and start is None:
-            return default if approximate is None else replace(default, depth=parse_depth(approximate))
+        if mode in (None, default.mode) and ratio is None and error is None:
+            asked = parse_reuse(default.mode, None, min_tokens, start, approximate, default)
+            return replace(default, start=asked.start, depth=asked.depth)
         return parse_reuse("replay" if mode is None else mode, ratio, min_tokens, start, approximate, default, error)
     except InvalidRequestError as refusal:
         raise InvalidRequestError(str(refusal), f"{path}.{refusal.param}") from None

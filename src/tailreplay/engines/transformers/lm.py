@@ -16,6 +16,7 @@ from tailreplay.ablation import METHOD, Ablation
 from tailreplay.budget import Adaptive, Ratio
 from tailreplay.cache import PrefixCache
 from tailreplay.clock import Clock, HostClock
+from tailreplay.engines.transformers import resting
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.batch import generate_batch
 from tailreplay.engines.transformers.devices import usable_device
@@ -23,9 +24,7 @@ from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.engines.transformers.generation import Generation
 from tailreplay.engines.transformers.graphs.replay import replay_graphs
 from tailreplay.engines.transformers.locking import lock_of
-from tailreplay.engines.transformers.mean_state import mean_states
 from tailreplay.engines.transformers.prompts import Prompt, PromptEncoder
-from tailreplay.engines.transformers.repair import repair_one
 from tailreplay.engines.transformers.results import GenerationResult, Timings
 from tailreplay.engines.transformers.sampling import Sampling, sampling_from
 from tailreplay.engines.transformers.sequence import Sequence
@@ -35,7 +34,6 @@ from tailreplay.loading import load_errors, model_path
 from tailreplay.modes import Reuse, check_interval, parse_replay
 from tailreplay.pace import Pace
 from tailreplay.plan import ReplayPlan, without_reuse
-from tailreplay.prose import calibration_text
 from tailreplay.repairs import Repairs
 
 log = logging.getLogger("tailreplay")
@@ -75,7 +73,7 @@ class HybridLM:
     clock : Clock
         Times the phases of a request; benchmarks set one of the device.
     mean : list of torch.Tensor or None
-        The model's mean state; made by `calibrate`.
+        The model's mean state; made by `make_mean_state`.
 
     Raises
     ------
@@ -282,7 +280,9 @@ class HybridLM:
         """Bring what lower tiers hold of a prompt into host memory. Returns how many pages came. Needs no lock."""
         return self.cache.prefetch(ids, namespace, reuse, self.backbone.topology)
 
-    def calibrate(self, text: Prompt | None = None, waits: Callable[[], bool] = lambda: False) -> bool:
+    # ---- for times when nothing else runs
+
+    def make_mean_state(self, text: Prompt | None = None, waits: Callable[[], bool] = lambda: False) -> bool:
         """Make the mean state that tails begin with where no anchor is near ("mixed"). Returns whether there is one now.
 
         Computes 2,048 tokens.
@@ -294,28 +294,12 @@ class HybridLM:
         waits : callable
             Whether to give up; asked every 64 tokens.
         """
-        if isinstance(text, list):
-            ids = self.encode(text)
-        elif self.tokenizer is None:
-            return self.mean is not None
-        else:
-            ids = self.tokenizer.encode(calibration_text() if text is None else text, add_special_tokens=False)
-        with self.lock:
-            mean = mean_states(self.backbone, ids[: self.backbone.max_tokens], waits=waits)
-        if mean is not None:
-            self.mean = mean
-        return self.mean is not None
-
-    def rest(self, waits: Callable[[], bool] = lambda: False) -> None:
-        """Do what makes later hits better, for times when nothing else runs: `calibrate` if need be, then `repair`."""
-        if self.mean is None and self.reuse.start == "mixed":
-            self.calibrate(waits=waits)
-        self.repair(waits)
+        return resting.make_mean_state(self, text, waits)
 
     def repair(self, waits: Callable[[], bool] = lambda: False) -> int:
         """Compute what was answered approximately again, exactly, so that later hits there are exact.
 
-        For times when nothing else runs: it takes the lock for one sequence after another.
+        It takes the lock for one sequence after another.
 
         Parameters
         ----------
@@ -327,10 +311,7 @@ class HybridLM:
         int
             Tokens that were computed.
         """
-        computed = 0
-        while len(self.repairs) and not waits():
-            computed += repair_one(self, waits)
-        return computed
+        return resting.repair(self, waits)
 
     # ---- used by running generations, under the lock
 
@@ -345,10 +326,11 @@ class HybridLM:
     ) -> tuple[Sequence, ReplayPlan]:
         """Look `ids` up and restore what is matched; a load that fails becomes a miss. Release the plan when loaded."""
         begin = self.clock.mark()
-        if self.graphs is not None and self.ablation.skip:
-            reuse = replace(reuse, buckets=self.graphs.buckets)
         if self.mean is not None:
             reuse = replace(reuse, mean=True)
+        elif self.graphs is not None and self.ablation.skip and not self.cache.saves_states:
+            # Graphs begin with zero states; lengthening other tails to theirs would be in vain.
+            reuse = replace(reuse, buckets=self.graphs.buckets)
         plan = self.cache.lookup(ids, namespace, reuse, self.backbone.topology, self.backbone.costs)
         timings.lookup = self.clock.between(begin, self.clock.mark())
         if plan.estimate is not None:

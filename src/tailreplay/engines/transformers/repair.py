@@ -41,7 +41,7 @@ def repair_one(lm: HybridLM, waits: Callable[[], bool] = lambda: False) -> int:
         try:
             return _compute(lm, ids, repair, waits)
         except Interrupted:
-            lm.repairs.note(repair.namespace, ids, repair.branch)
+            lm.repairs.put_back(repair)
             return 0
 
 
@@ -60,12 +60,13 @@ def _compute(lm: HybridLM, ids: list[int], repair: Repair, waits: Callable[[], b
         sequence.abandon()
         sequence.wait_loaded()
         lm.cache.release(plan)
-    log.debug("Repaired %d of %d tokens.", len(ids) - plan.matched, len(ids))
-    return len(ids) - plan.matched
+    computed = len(sequence.tokens) - plan.matched
+    log.debug("Repaired %d of %d tokens.", computed, len(ids))
+    return computed
 
 
 def _extend(lm: HybridLM, sequence: Sequence, ids: list[int], repair: Repair, waits: Callable[[], bool]) -> None:
-    while len(sequence.tokens) < len(ids):
+    while len(sequence.tokens) < len(ids) and sequence.is_storing:
         if waits():
             raise Interrupted
         start = len(sequence.tokens)

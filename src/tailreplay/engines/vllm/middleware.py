@@ -67,7 +67,7 @@ class ReuseParams:
         scope = self._repairs.named(scope, body)
         self._repairs.begun()
         try:
-            await self._app(scope, replayed, send)
+            await self._app(scope, replayed, self._repairs.watched(scope, send))
         finally:
             self._repairs.ended()
 

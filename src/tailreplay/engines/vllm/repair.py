@@ -60,16 +60,27 @@ class Repairs:
     def named(self, scope: Message, body: bytes) -> Message:
         """Return `scope` with a name for the request, by which vLLM will call it, and remember it."""
         headers = dict(scope["headers"])
-        name = headers.get(_ID_HEADER, b"").decode("latin-1") or uuid.uuid4().hex
+        # A client's own name might be part of others': ours goes before it.
+        name = uuid.uuid4().hex
+        theirs = headers.get(_ID_HEADER, b"")
         kept = [(key, value) for key, value in scope["headers"] if key != _ID_HEADER]
-        scope = {**scope, "headers": [*kept, (_ID_HEADER, name.encode("latin-1"))]}
-        self._forget(name)
+        scope = {**scope, "headers": [*kept, (_ID_HEADER, b"-".join(filter(None, [name.encode(), theirs])))]}
         self._asked[name] = scope, body
         self.calibration.as_asked(scope)
         self._bytes += len(body)
-        while len(self._asked) > 1 and (len(self._asked) > MOST_REQUESTS or self._bytes > MOST_BYTES):
+        while self._asked and (len(self._asked) > MOST_REQUESTS or self._bytes > MOST_BYTES):
             self._forget(next(iter(self._asked)))
         return scope
+
+    def watched(self, scope: Message, send: Send) -> Send:
+        """Return `send`, which forgets the request of `scope` if it is refused."""
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] != 200:
+                self._forget(dict(scope["headers"])[_ID_HEADER].decode("latin-1").partition("-")[0])
+            await send(message)
+
+        return sent
 
     def begun(self) -> None:
         """A request has come: whatever is being repaired makes room."""
@@ -125,7 +136,7 @@ class Repairs:
                     if again is not None:
                         self._due[name] = scope, again
                     break
-        while len(self._due) > MOST_REQUESTS:
+        while len(self._due) > MOST_REQUESTS or sum(len(body) for _, body in self._due.values()) > MOST_BYTES:
             self._due.popitem(last=False)
 
     async def _ask(self, scope: Message, body: bytes) -> int:

@@ -30,7 +30,8 @@ class Settings:
     replay : float or str
         Default of requests that name no mode: a ratio, "exact", "zero" or "off".
     start : str
-        What the tails of requests begin with that do not say: "zero", "anchor", "carried" or "mixed" (see `tailreplay.modes.Reuse`).
+        What the tails of requests begin with that do not say: "zero", "anchor", "carried" or "mixed" (see
+        `tailreplay.modes.Reuse`).
     reuse_approximate : int or str
         Behind how many approximate replays pages may lie for them: "always", "never" or a number.
     anchor_interval : int
