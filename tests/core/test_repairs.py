@@ -42,6 +42,23 @@ def test_what_is_remembered_is_bounded() -> None:
     assert [len(ids) for _, ids, _ in taken(repairs)] == [60], "the last one stays, however long"
 
 
+def test_what_was_taken_is_not_taken_again_unless_it_is_put_back() -> None:
+    repairs = Repairs(most=2)
+    repairs.note(ONE, [1, 2], 1)
+    repair = repairs.take()
+    assert repair is not None
+    repairs.note(ONE, [1, 2], 1)
+    assert len(repairs) == 0, "it could not be stored, and would be computed for ever"
+    repairs.put_back(repair)
+    assert repairs.take() == repair
+    # Forgotten in the end.
+    for first in (3, 4):
+        repairs.note(ONE, [first], 1)
+        repairs.take()
+    repairs.note(ONE, [1, 2], 1)
+    assert len(repairs) == 1
+
+
 def test_a_pace_predicts_what_it_has_seen() -> None:
     pace = Pace()
     estimate = Estimate(bytes=1000, replay_flops=2e6, hit_flops=5e6, full_flops=9e6)

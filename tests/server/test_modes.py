@@ -7,6 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tailreplay.errors import InvalidRequestError
+from tailreplay.modes import parse_reuse
+from tailreplay.server.reuse import parse_cache_wish
 from tests.server.caller import Caller
 from tests.server.texts import branch, document, ids_of, question
 
@@ -161,3 +164,15 @@ def metrics(http: httpx.Client) -> dict[str, float]:
     lines = http.get("/metrics").raise_for_status().text.splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {series: float(value) for series, value in pairs}
+
+
+def test_a_start_leaves_the_server_s_ratio_as_it_is() -> None:
+    default = parse_reuse("replay", 0.25, start="carried", reuse_approximate=3)
+    asked = parse_cache_wish({"tailreplay": {"start": "zero"}}, default, 64).reuse
+    assert (asked.ratio, asked.start, asked.depth) == (0.25, "zero", 3)
+    asked = parse_cache_wish({"tailreplay": {"reuse_approximate": "never"}}, default, 64).reuse
+    assert (asked.ratio, asked.start, asked.depth) == (0.25, "carried", 0)
+    asked = parse_cache_wish({"tailreplay": {"ratio": 0.1}}, default, 64).reuse
+    assert (asked.ratio, asked.start, asked.depth) == (0.1, "carried", 3)
+    with pytest.raises(InvalidRequestError, match="goes with mode 'replay' only"):
+        parse_cache_wish({"tailreplay": {"start": "zero"}}, parse_reuse("exact"), 64)

@@ -57,7 +57,10 @@ async def ask(middleware: ReuseParams, **body: Any) -> None:
         pass
 
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"authorization", b"Bearer key")]}
+    headers = [(b"authorization", b"Bearer key")]
+    if "request_id" in body:
+        headers.append((b"x-request-id", body.pop("request_id").encode()))
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
     await middleware(scope, receive, send)
 
 
@@ -112,6 +115,22 @@ def test_it_makes_room_at_once_and_goes_on_later() -> None:
         assert app.ended == ["done", "done", "gone", "done"]
         assert [asked["prompt"] for asked in app.asked] == [[1, 2, 3], [1, 2, 3], [9], [1, 2, 3]]
         held.set()
+
+    asyncio.run(main())
+
+
+def test_a_client_s_own_name_is_no_other_request_s() -> None:
+    async def main() -> None:
+        app = App()
+        middleware = ReuseParams(app)
+        await ask(middleware, prompt=[1], request_id="a")
+        await ask(middleware, prompt=[2])
+        ours, theirs = app.names
+        assert ours.endswith("-a")
+        repair.note([f"cmpl-{theirs}-0"])
+        await ask(middleware, prompt=[3])
+        await settle(middleware)
+        assert [asked["prompt"] for asked in app.asked[3:]] == [[2]]
 
     asyncio.run(main())
 
