@@ -1,7 +1,7 @@
 """A model's mean state: what its states are like after English prose, whatever it says.
 
-A replayed tail that begins with it instead of with zero states loses, at r = 5%, half as much (docs/method.md): what is left
-out before the tail has written something, and in the long run that is what text in general writes.
+A replayed tail that begins with it instead of with zero states loses, at r = 5%, half as much (docs/method.md): what is
+left out before the tail has written something, and in the long run that is what text in general writes.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from tailreplay.engines.transformers.graphs.cuda import CudaGraphs
 from tailreplay.engines.transformers.graphs.replay import BUCKETS, ReplayGraphs, replay_graphs
 from tailreplay.engines.transformers.sequence import Sequence
 from tailreplay.modes import parse_reuse
+from tailreplay.storage import Storage
 from tests.engine.fake_graphs import FakeDevice
 from tests.engine.tiny_models import random_ids, relative, tiny_model
 
@@ -25,7 +26,7 @@ FAMILIES = ("qwen3_5", "olmo_hybrid", "bamba", "lfm2")
 
 def model(name: str = "qwen3_5", seeds: tuple[int, ...] = (0,)) -> HybridLM:
     """A model whose cache holds a sequence for each seed."""
-    lm = HybridLM(tiny_model(name), cache=PrefixCache("64MiB"))
+    lm = HybridLM(tiny_model(name), cache=PrefixCache("64MiB", storage=Storage(anchor_bytes=0)))
     for seed in seeds:
         lm.generate(random_ids(M + 1, seed), max_new_tokens=1)
     return lm
