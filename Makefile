@@ -31,7 +31,7 @@ test-vllm: $(VLLM)/dev.done ## run the vLLM engine's tests on vLLM's CPU build
 	$(VLLM)/bin/python -m pytest tests/vllm_plain tests/vllm_live $(ARGS)
 
 # Out of CI for their length: two ranks, every hit against an oracle, kills.
-test-slow: $(VLLM)/dev.done ## the long tests of the vLLM engine (about 30 minutes on two cores)
+test-slow: $(VLLM)/dev.done ## the long tests (about 45 minutes on two cores)
 	TAILREPLAY_KILLS=50 $(VLLM)/bin/python -m pytest tests/tiers/test_killed.py
 	TAILREPLAY_SOAK_REQUESTS=20000 $(VLLM)/bin/python -m pytest tests/core/test_soak_catalog.py tests/tiers/test_soak.py
 	TAILREPLAY_PROMPTS=200 $(VLLM)/bin/python -m pytest -s tests/engine/test_gates.py -k below
