@@ -81,8 +81,9 @@ def test_it_makes_room_at_once_and_goes_on_later() -> None:
         middleware = ReuseParams(app)
         await ask(middleware, prompt=[1])
         app.hold = asyncio.Event()
-        while len(app.asked) < 2:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while len(app.asked) < 2:
+                await asyncio.sleep(0)
         app.hold = None
         await ask(middleware, prompt=[2])
         await settle(middleware)

@@ -105,8 +105,9 @@ def test_it_makes_room_at_once_and_goes_on_later() -> None:
         app.hold = asyncio.Event()
         first = middleware._repairs._task  # type: ignore[union-attr]
         assert first is not None
-        while len(app.asked) < 2:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while len(app.asked) < 2:
+                await asyncio.sleep(0)
         assert app.ended == ["done"], "the repair is held up"
         app.hold, held = None, app.hold
         await ask(middleware, prompt=[9])
