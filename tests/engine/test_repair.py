@@ -107,3 +107,7 @@ def test_policies_are_compared_turn_by_turn(capsys: pytest.CaptureFixture[str]) 
         assert of["exact", turn]["kl"] < 1e-8 <= of["off", turn]["kl"] + 1e-8
         assert of["zero, always", turn]["kl"] > 1e-7
     assert main(["bench", "policies", "--turns", "0"]) == 2
+    assert main(["bench", "policies", "--tokens", "1"]) == 2
+    capsys.readouterr()
+    assert main(["bench", "policies", "--length", "8000", "--documents", "1"]) == 2
+    assert "have 8,960 tokens, but the model takes at most 8,192" in capsys.readouterr().err

@@ -71,9 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
-    for name in ("length", "turns", "tokens", "documents", "chunk"):
-        if getattr(arguments, name) < 1:
-            raise InvalidRequestError(f"--{name} must be at least 1, got {getattr(arguments, name)}.")
+    # What follows a turn's first token is compared with its second.
+    for name, least in (("length", 1), ("turns", 1), ("tokens", 2), ("documents", 1), ("chunk", 1)):
+        if getattr(arguments, name) < least:
+            raise InvalidRequestError(f"--{name} must be at least {least}, got {getattr(arguments, name)}.")
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.engines.transformers.quiet import quiet_library
@@ -84,6 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     lm = HybridLM.from_pretrained(
         arguments.model, cache=PrefixCache("1GiB"), dtype="float32", prefill_chunk=arguments.chunk
     )
+    longest, most = arguments.length + max(_BEYOND + 1, arguments.turns * arguments.tokens), lm.backbone.max_tokens
+    if most is not None and longest > most:
+        raise InvalidRequestError(f"The conversations have {longest:,} tokens, but the model takes at most {most:,}.")
     lm.calibrate()
     rows: list[dict[str, Any]] = []
     for index in range(arguments.documents):
