@@ -159,8 +159,8 @@ def test_bad_errors_are_refused(error: Any) -> None:
 
 
 def test_the_words_of_requests() -> None:
-    assert parse_reuse(error=0.1, min_tokens=8) == Reuse("replay", Adaptive(0.1, 8))
-    assert parse_replay(Adaptive(0.2)) == Reuse("replay", Adaptive(0.2))
+    assert parse_reuse(error=0.1, min_tokens=8) == Reuse("replay", Adaptive(0.1, 8), start="anchor")
+    assert parse_replay(Adaptive(0.2)) == Reuse("replay", Adaptive(0.2), start="anchor")
     assert parse_replay(Ratio(0.2)) == Reuse("replay", Ratio(0.2))
     assert parse_reuse(error=0.1).ratio is None
     with pytest.raises(InvalidRequestError, match="not both") as both:

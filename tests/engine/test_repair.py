@@ -110,4 +110,4 @@ def test_policies_are_compared_turn_by_turn(capsys: pytest.CaptureFixture[str]) 
     assert main(["bench", "policies", "--tokens", "1"]) == 2
     capsys.readouterr()
     assert main(["bench", "policies", "--length", "8000", "--documents", "1"]) == 2
-    assert "have 8,960 tokens, but the model takes at most 8,192" in capsys.readouterr().err
+    assert "8,960 tokens are asked for, but the model takes at most 8,192" in capsys.readouterr().err

@@ -75,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, least in (("length", 1), ("turns", 1), ("tokens", 2), ("documents", 1), ("chunk", 1)):
         if getattr(arguments, name) < least:
             raise InvalidRequestError(f"--{name} must be at least {least}, got {getattr(arguments, name)}.")
+    from tailreplay.bench.lengths import check_fits
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.engines.transformers.quiet import quiet_library
@@ -85,9 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     lm = HybridLM.from_pretrained(
         arguments.model, cache=PrefixCache("1GiB"), dtype="float32", prefill_chunk=arguments.chunk
     )
-    longest, most = arguments.length + max(_BEYOND + 1, arguments.turns * arguments.tokens), lm.backbone.max_tokens
-    if most is not None and longest > most:
-        raise InvalidRequestError(f"The conversations have {longest:,} tokens, but the model takes at most {most:,}.")
+    check_fits(lm, arguments.length + max(_BEYOND + 1, arguments.turns * arguments.tokens))
     lm.calibrate()
     rows: list[dict[str, Any]] = []
     for index in range(arguments.documents):
