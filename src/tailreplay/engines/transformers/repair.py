@@ -60,12 +60,14 @@ def _compute(lm: HybridLM, ids: list[int], repair: Repair, waits: Callable[[], b
         sequence.abandon()
         sequence.wait_loaded()
         lm.cache.release(plan)
-    log.debug("Repaired %d of %d tokens.", len(ids) - plan.matched, len(ids))
-    return len(ids) - plan.matched
+    computed = len(sequence.tokens) - plan.matched
+    log.debug("Repaired %d of %d tokens.", computed, len(ids))
+    return computed
 
 
 def _extend(lm: HybridLM, sequence: Sequence, ids: list[int], repair: Repair, waits: Callable[[], bool]) -> None:
-    while len(sequence.tokens) < len(ids):
+    # What cannot be stored, as in a full cache, is not worth computing.
+    while sequence.stores and len(sequence.tokens) < len(ids):
         if waits():
             raise Interrupted
         start = len(sequence.tokens)

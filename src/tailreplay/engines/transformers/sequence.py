@@ -74,6 +74,11 @@ class Sequence:
         return self._past
 
     @property
+    def stores(self) -> bool:
+        """Whether the next tokens are stored, as far as is known."""
+        return self._chain is not None and not self._chain.stopped
+
+    @property
     def copy_seconds(self) -> float:
         """Time that `restore` took for keys and values; with a clock of the device, blocks until they are there."""
         return self._clock.between(*self._copy_marks) if self._copy_marks is not None else 0.0
