@@ -393,7 +393,9 @@ class PrefixCache:
         if arena is None or not plan.pages:
             return False
         lost = anchor is not None and self._anchors is not None and self._anchors.is_damaged(anchor.slot)
-        tail = [page for page in plan.pages if plan.replayed and page.start + page.tokens > plan.tail_start]
+        # What is stored after a hit that ends inside a page takes that page's hiddens along, replayed or not.
+        first = min(plan.tail_start, plan.matched // self.page_size * self.page_size)
+        tail = [page for page in plan.pages if page.has_hidden and page.start + page.tokens > first]
         wrong = {page for page in plan.pages if arena.is_damaged(arena.layout.kv_parts, page.slot)}
         wrong |= {page for page in tail if arena.is_damaged(arena.layout.hidden, page.hidden_slot)}
         with self._lock:

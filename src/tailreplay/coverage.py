@@ -52,7 +52,7 @@ def covered_match(match: Match, reuse: Reuse, topology: Topology) -> Covered:
     would not be exact. Either prefers a saved state that is near enough. Reads the pages' `has_hidden` only.
     """
     usable = [anchor for anchor in match.anchors if reuse.terms.take(anchor.provenance)] if reuse.anchors else []
-    for end, start in _candidates(match, usable):
+    for end, start in _candidates(match, usable, bool(topology.stored_groups)):
         covered = _covered(match, end, start, usable, reuse, topology)
         if covered is not None:
             return covered
@@ -130,12 +130,15 @@ def _lengthened(tails: tuple[int, ...], room: int, reuse: Reuse, topology: Topol
     )
 
 
-def _candidates(match: Match, anchors: Sequence[Anchor]) -> Iterator[tuple[int, int]]:
-    """Yield (m, first token from which on all hiddens up to m are there), longest first."""
+def _candidates(match: Match, anchors: Sequence[Anchor], stored: bool) -> Iterator[tuple[int, int]]:
+    """Yield (m, first token from which on all hiddens up to m are there), longest first.
+
+    None lack where none are `stored`: the only group reads token ids.
+    """
     end = start = match.tokens
     waiting = [anchor.position for anchor in anchors]
     for page in reversed(match.pages):
-        if page.has_hidden:
+        if page.has_hidden or not stored:
             start = page.start
             continue
         # A run of hiddens ends here. Within a run the longest m is best: its tail grows slower than what covers it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from tailreplay import HybridLM, PrefixCache, Reuse
 from tailreplay.engines.transformers import compat
@@ -221,6 +223,38 @@ def test_states_that_are_damaged_are_not_used(fresh: HybridLM) -> None:
     again = fresh.generate([*ids, 1], max_new_tokens=1, replay="exact", store=False)
     assert (again.reuse.matched, again.reuse.replayed, again.reuse.anchor) == (130, 130, None)
     assert fresh.cache.stats().anchors == 0
+
+
+def test_damaged_hiddens_that_need_no_replay_are_not_taken_along(fresh: HybridLM) -> None:
+    ids = random_ids(137, seed=4)
+    fresh.generate(ids, max_new_tokens=1)
+    tree, arena = fresh.cache._catalog, fresh.cache._arena
+    assert tree is not None
+    assert arena is not None
+    (page,) = (page for page in tree.resident() if page.start == 128)
+    arena.rows(arena.layout.hidden[0], page.hidden_slot, 9).add_(1)
+    longer = [*ids, *random_ids(30, seed=5)]
+    # The anchor at the prompt's end needs none of them, but the page that is stored next would begin with them.
+    again = fresh.generate(longer, max_new_tokens=1, replay="exact")
+    assert (again.reuse.matched, again.reuse.anchor) == (128, 96)
+    sequence, plan = restore(fresh, [*longer[:143], 3], EXACTLY)
+    true, noise = floor(fresh, longer[:143])
+    assert (plan.matched, plan.exact) == (143, True)
+    assert max(state_errors(fresh, sequence, true)) <= 4 * noise
+
+
+@pytest.mark.parametrize("layers", [3, 0])
+def test_models_without_hiddens_store_after_a_hit_inside_a_page_and_use_anchors(layers: int) -> None:
+    config = copy.deepcopy(tiny_model("qwen3_5").config)
+    config.layer_types = ["linear_attention"] * layers + ["full_attention"]
+    config.num_hidden_layers = layers + 1
+    lm = HybridLM(AutoModelForCausalLM.from_config(config), cache=PrefixCache("8MiB", 16), prefill_chunk=48, min_tail=8)
+    ids = random_ids(137, seed=4)
+    lm.generate(ids, max_new_tokens=1)
+    longer = [*ids[:130], *random_ids(30, seed=5)]
+    hit = lm.generate(longer, max_new_tokens=1, replay="exact")
+    assert (hit.reuse.matched, hit.reuse.anchor) == (130, 96 if layers else None)
+    assert lm.generate([*longer, 3], max_new_tokens=1, replay="exact").reuse.matched == 160
 
 
 def test_states_that_cannot_be_saved_do_not_spoil_an_answer(

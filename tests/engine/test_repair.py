@@ -10,6 +10,7 @@ from tailreplay import HybridLM, PrefixCache
 from tailreplay.cli import main
 from tailreplay.modes import parse_reuse
 from tailreplay.provenance import Start
+from tailreplay.storage import Storage
 from tests.engine.test_anchors import EXACTLY, floor, restore, state_errors
 from tests.engine.tiny_models import CONFIGS, random_ids, tiny_model
 
@@ -69,6 +70,16 @@ def test_repair_makes_room_and_goes_on_later() -> None:
     assert restore(lm, [*ids, 3], EXACTLY)[1].matched == len(ids)
 
 
+def test_a_repair_ends_where_the_cache_is_full() -> None:
+    page = approximate()[0].backbone.layout.page_bytes
+    cache = PrefixCache(6 * page, 16, storage=Storage(anchor_bytes=0))
+    lm = HybridLM(tiny_model("qwen3_5"), cache=cache, prefill_chunk=48, min_tail=8)
+    lm.generate(DOCUMENT[:80], max_new_tokens=1)
+    assert lm.generate([*DOCUMENT[:70], *random_ids(160, seed=3)], max_new_tokens=1).reuse.depth == 1
+    assert 0 < lm.repair() <= 48 + 48
+    assert (len(lm.repairs), cache.stats().pinned) == (0, 0)
+
+
 def test_weights_that_have_changed_meanwhile_are_not_used_for_it() -> None:
     lm, _ = approximate()
     lm.fingerprint = "other"
@@ -107,3 +118,7 @@ def test_policies_are_compared_turn_by_turn(capsys: pytest.CaptureFixture[str]) 
         assert of["exact", turn]["kl"] < 1e-8 <= of["off", turn]["kl"] + 1e-8
         assert of["zero, always", turn]["kl"] > 1e-7
     assert main(["bench", "policies", "--turns", "0"]) == 2
+    assert main(["bench", "policies", "--tokens", "1"]) == 2
+    capsys.readouterr()
+    assert main(["bench", "policies", "--length", "8000", "--documents", "1"]) == 2
+    assert "8,960 tokens are asked for, but the model takes at most 8,192" in capsys.readouterr().err

@@ -60,6 +60,7 @@ def test_port_in_use(server: Server) -> None:
         (["--page-size", "17"], "multiple of 16 tokens, got 17."),
         (["--replay", "1.5"], "must be a number in (0, 1], got 1.5."),
         (["--replay", "fast"], "one of replay, exact, zero, off, got 'fast'."),
+        (["--reuse-approximate", "9" * 5000], "reuse_approximate must be 'always', 'never' or a number of replays"),
         (["--port", "65536"], "--port must be from 0 to 65535, got 65536."),
         (["--min-match", "0"], "--min-match must be at least 1, got 0."),
         (["--max-queue", "-1"], "--max-queue must be at least 0, got -1."),

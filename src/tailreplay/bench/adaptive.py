@@ -38,17 +38,22 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
     from dataclasses import asdict
 
+    from tailreplay.bench.lengths import check_fits
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.engines.transformers.quiet import quiet_library
+    from tailreplay.evals.plan import SHORTEST
     from tailreplay.storage import Storage
 
-    if min(arguments.length, arguments.documents) < 1 or not all(0 < error <= 1 for error in arguments.errors):
-        raise InvalidRequestError("Lengths and documents must be at least 1, and errors in (0, 1].")
+    if arguments.length < SHORTEST or arguments.documents < 1 or not all(0 < error <= 1 for error in arguments.errors):
+        raise InvalidRequestError(
+            f"The length must be at least {SHORTEST}, documents at least 1, and errors in (0, 1]."
+        )
     quiet_library()
     # What is compared are tails from zero states.
     cache = PrefixCache("1GiB", storage=Storage(anchor_bytes=0))
     lm = HybridLM.from_pretrained(arguments.model, cache=cache, cuda_graphs=0)
+    check_fits(lm, arguments.length)
     documents = _documents(lm, arguments)
     calibration = calibrated(lm, arguments.length, arguments.seed)
     adaptive = adaptive_methods(arguments.errors, arguments.most, calibration)

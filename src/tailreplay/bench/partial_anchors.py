@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tailreplay.forgetting import Floats
 
 _CONTINUATION = 128
+_SHORTEST = 512
+"""Room for the continuation, and for the shortest tail before every hit."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,18 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
+    from tailreplay.bench.lengths import check_fits
+    from tailreplay.budget import Ratio
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.engines.transformers.quiet import quiet_library
 
-    if min(arguments.texts, arguments.hits, arguments.every) < 1 or arguments.length < 4 * arguments.every:
+    least = max(_SHORTEST, 4 * arguments.every)
+    if min(arguments.texts, arguments.hits, arguments.every) < 1 or arguments.length < least:
         raise InvalidRequestError(
-            "Texts, hits and --every must be at least 1, and a length four times --every or more."
+            f"Texts, hits and --every must be at least 1, and a length four times --every and {_SHORTEST} or more."
         )
+    Ratio(arguments.ratio)  # its check is ours
     if not all(0 < left < 1 for left in arguments.left):
         raise InvalidRequestError("Shares that are left must lie in (0, 1).")
     quiet_library()
     lm = HybridLM.from_pretrained(arguments.model, cache=PrefixCache("64MiB"), cuda_graphs=0)
+    check_fits(lm, arguments.length)
     report = {"model": arguments.model, "length": arguments.length, "every": arguments.every}
     report["rows"] = _rows(lm, arguments)
     if arguments.json:

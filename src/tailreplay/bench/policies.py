@@ -71,9 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns the exit status."""
-    for name in ("length", "turns", "tokens", "documents", "chunk"):
-        if getattr(arguments, name) < 1:
-            raise InvalidRequestError(f"--{name} must be at least 1, got {getattr(arguments, name)}.")
+    # What follows a turn's first token is compared with its second.
+    for name, least in (("length", 1), ("turns", 1), ("tokens", 2), ("documents", 1), ("chunk", 1)):
+        if getattr(arguments, name) < least:
+            raise InvalidRequestError(f"--{name} must be at least {least}, got {getattr(arguments, name)}.")
+    from tailreplay.bench.lengths import check_fits
     from tailreplay.cache import PrefixCache
     from tailreplay.engines.transformers import HybridLM
     from tailreplay.engines.transformers.quiet import quiet_library
@@ -84,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     lm = HybridLM.from_pretrained(
         arguments.model, cache=PrefixCache("1GiB"), dtype="float32", prefill_chunk=arguments.chunk
     )
+    check_fits(lm, arguments.length + max(_BEYOND + 1, arguments.turns * arguments.tokens))
     lm.make_mean_state()
     rows: list[dict[str, Any]] = []
     for index in range(arguments.documents):

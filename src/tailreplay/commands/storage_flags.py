@@ -85,7 +85,8 @@ def add_reuse_flags(parser: argparse.ArgumentParser) -> None:
 
 def approximate_policy(text: str) -> int | str:
     """Return the number in `text`, or `text` itself (checked later)."""
-    return int(text) if text.isdecimal() else text
+    # Python refuses to read numbers of thousands of digits.
+    return int(text) if text.isdecimal() and len(text) < 19 else text
 
 
 def storage_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -222,7 +222,8 @@ class Worker:
         assert self._idle is not None
         try:
             self._idle(lambda: bool(self._waiting) or self._closed)
-        except Exception:
+        except BaseException:
+            # Of any kind, as with requests: the thread must go on.
             log.exception("Work between requests failed; requests are not affected.")
 
     def _run(self, job: Job) -> Outcome:

@@ -66,7 +66,8 @@ def _compute(lm: HybridLM, ids: list[int], repair: Repair, waits: Callable[[], b
 
 
 def _extend(lm: HybridLM, sequence: Sequence, ids: list[int], repair: Repair, waits: Callable[[], bool]) -> None:
-    while len(sequence.tokens) < len(ids) and sequence.is_storing:
+    # What cannot be stored, as in a full cache, is not worth computing.
+    while sequence.is_storing and len(sequence.tokens) < len(ids):
         if waits():
             raise Interrupted
         start = len(sequence.tokens)

@@ -164,7 +164,8 @@ class Sequence:
                     return hiddens.hidden(group, start, stop)
 
                 replay(self._backbone, self._past, matched, plan.tails, read, chunk, ablation.skip)
-            if self._chain is not None and self._chain.tokens < plan.matched and not plan.pages[-1].has_hidden:
+            lacking = bool(self._pending) and not plan.pages[-1].has_hidden
+            if self._chain is not None and self._chain.tokens < plan.matched and lacking:
                 # The hit began with saved states and ends inside a page whose hiddens are gone: it cannot be filled.
                 self.abandon()
             if self._chain is not None and self._chain.tokens < plan.matched:
