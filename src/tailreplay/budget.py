@@ -76,8 +76,10 @@ class Ratio:
         valid = isinstance(self.r, (int, float)) and not isinstance(self.r, bool) and 0 < self.r <= 1
         if not valid:
             raise InvalidRequestError(f"The replay ratio must be a number in (0, 1], got {self.r!r}.", "ratio")
-        if self.min_tokens < 0:
-            raise InvalidRequestError(f"min_tokens must not be negative, got {self.min_tokens}.", "min_tokens")
+        if isinstance(self.min_tokens, bool) or not isinstance(self.min_tokens, int) or self.min_tokens < 0:
+            raise InvalidRequestError(
+                f"min_tokens must be a whole number and not negative, got {self.min_tokens!r}.", "min_tokens"
+            )
 
     def tail(self, matched: int, group: Group) -> int:
         # Rounding first: in floating point 0.07 * 100 is a little more than 7 and would give 8.

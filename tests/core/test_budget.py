@@ -58,9 +58,10 @@ def test_bad_ratios_are_refused(ratio: Any) -> None:
     assert error.value.param == "ratio"
 
 
-def test_a_negative_least_is_refused() -> None:
+@pytest.mark.parametrize("least", [-1, 1.5, True, "a", None])
+def test_a_least_that_is_no_number_of_tokens_is_refused(least: Any) -> None:
     with pytest.raises(InvalidRequestError, match="min_tokens"):
-        Ratio(0.5, -1)
+        Ratio(0.5, least)
 
 
 # ---- the words of requests
