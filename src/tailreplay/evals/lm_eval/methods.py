@@ -51,7 +51,9 @@ def parse_method(name: str, ratio: float | None = None, min_tail: int = 0) -> Me
         raise InvalidRequestError(f"The method must be one of {', '.join(METHODS)}, got {name!r}.", "method")
     if name != "replay" and ratio is not None:
         raise InvalidRequestError(f"A ratio goes with method 'replay' only, not with {name!r}.", "ratio")
-    return Method(name, parse_reuse(METHODS[name], ratio, min_tail))
+    # As in the paper, whatever anchors the cache has.
+    start = "zero" if METHODS[name] == "replay" else None
+    return Method(name, parse_reuse(METHODS[name], ratio, min_tail, start))
 
 
 def parse_methods(names: list[str], ratios: list[float] | None, min_tail: int = 0) -> list[Method]:
