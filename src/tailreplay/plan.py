@@ -13,6 +13,9 @@ from tailreplay.page import Page
 from tailreplay.provenance import EXACT, Provenance, Start
 from tailreplay.topology import Topology
 
+_LONG = 64
+"""Tokens of a replay that are worth sparing the next request."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -81,6 +84,16 @@ class ReplayPlan:
     def replayed(self) -> int:
         """Tokens of the longest tail."""
         return max(self.tails, default=0)
+
+    @property
+    def worth_saving(self) -> bool:
+        """Whether the states at its end are worth an anchor.
+
+        They are those of a full prefill as far as the pages are, took a replay, and others are likely to come here: some
+        have parted from each other here, or the replay was a long one (a prompt that is sent again, say).
+        """
+        replayed = self.start is Start.COMPLETE and self.replayed > 0
+        return replayed and (self.stop == "diverged" or self.replayed >= _LONG)
 
     @property
     def tail_start(self) -> int:

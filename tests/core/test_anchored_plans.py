@@ -218,3 +218,21 @@ def test_intervals_are_multiples_of_sixteen(given_: object) -> None:
     with pytest.raises(InvalidRequestError, match="multiple of 16"):
         check_interval(given_)
     assert check_interval(512) == 512
+
+
+@pytest.mark.parametrize(
+    ("anchors", "stop", "worth"),
+    [
+        ({990: EXACT}, "diverged", True),
+        ({990: EXACT}, "end", False),
+        ({936: EXACT}, "end", True),
+        ({1000: EXACT}, "diverged", False),
+        ({500: EXACT}, "diverged", False),  # carried: these are not the states of a full prefill
+    ],
+)
+def test_states_are_worth_an_anchor_where_others_are_likely_to_come(
+    anchors: dict[int, Provenance], stop: str, worth: bool
+) -> None:
+    match = match_of(1000, anchors)
+    plan = plan_of(Match(match.tokens, match.pages, stop, match.anchors), parse_reuse("replay"))
+    assert plan.worth_saving is worth

@@ -122,3 +122,13 @@ def test_policies_are_compared_turn_by_turn(capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     assert main(["bench", "policies", "--length", "8000", "--documents", "1"]) == 2
     assert "8,960 tokens are asked for, but the model takes at most 8,192" in capsys.readouterr().err
+
+
+def test_a_prompt_that_is_sent_again_and_again_becomes_exact() -> None:
+    lm = HybridLM(tiny_model("qwen3_5"), cache=PrefixCache("32MiB", 16), prefill_chunk=48, min_tail=8)
+    lm.generate(DOCUMENT, max_new_tokens=3)
+    again = lm.generate(DOCUMENT, max_new_tokens=3)
+    assert (again.reuse.matched, again.reuse.depth) == (189, 1), "the states at its end have seen a token too many"
+    lm.repair()
+    third = lm.generate(DOCUMENT, max_new_tokens=3)
+    assert (third.reuse.exact, third.reuse.replayed, third.reuse.anchor) == (True, 0, 189)

@@ -47,6 +47,7 @@ def repair_one(lm: HybridLM, waits: Callable[[], bool] = lambda: False) -> int:
 
 def _compute(lm: HybridLM, ids: list[int], repair: Repair, waits: Callable[[], bool]) -> int:
     backbone = lm.backbone
+    _save_at_branch(lm, ids, repair, waits)
     # A match never takes the last token: with one more it can take all of them.
     plan = lm.cache.lookup([*ids, ids[-1]], repair.namespace, parse_reuse("exact"), backbone.topology)
     sequence = Sequence(backbone, lm.cache, repair.namespace, len(ids))
@@ -63,6 +64,20 @@ def _compute(lm: HybridLM, ids: list[int], repair: Repair, waits: Callable[[], b
     computed = len(sequence.tokens) - plan.matched
     log.debug("Repaired %d of %d tokens.", computed, len(ids))
     return computed
+
+
+def _save_at_branch(lm: HybridLM, ids: list[int], repair: Repair, waits: Callable[[], bool]) -> None:
+    """Save exact states where the approximate hit ended, if all before is exact: others are likely to end there, too."""
+    plan = lm.cache.lookup([*ids[: repair.branch], 0], repair.namespace, parse_reuse("exact"), lm.backbone.topology)
+    sequence = Sequence(lm.backbone, lm.cache, repair.namespace, repair.branch)
+    try:
+        if plan.matched == repair.branch and plan.replayed:
+            sequence.restore(plan, ids[: repair.branch], min(_CHUNK, lm.prefill_chunk), interrupt=waits)
+            sequence.save_states()
+    finally:
+        sequence.abandon()
+        sequence.wait_loaded()
+        lm.cache.release(plan)
 
 
 def _extend(lm: HybridLM, sequence: Sequence, ids: list[int], repair: Repair, waits: Callable[[], bool]) -> None:

@@ -183,8 +183,8 @@ class Sequence:
         if plan.anchor is not None and plan.anchor.position == plan.matched:
             self._saved = plan.matched
         self.provenance = plan.provenance
-        if plan.stop == "diverged" and plan.start is Start.COMPLETE and plan.replayed:
-            # A second request leaves others' tokens here: a third may.
+        if plan.worth_saving:
+            # A second request ends its match here: a third may.
             self.save_states()
 
     def _begin_states(self, plan: ReplayPlan, reader: PagesView, mean: Sequence_[torch.Tensor] | None) -> None:

@@ -28,7 +28,6 @@ from tailreplay.events import PageEvents
 from tailreplay.keys import token_bytes
 from tailreplay.pages import state_codec
 from tailreplay.plan import ReplayPlan, without_reuse
-from tailreplay.provenance import Start
 from tailreplay.tiers.base import Tier
 
 log = logging.getLogger("vllm.tailreplay")
@@ -131,8 +130,8 @@ class SchedulerSide:
             self._writer.open(tracked, plan)
             if tracked.options.calibrates:
                 load = replace(load, calibrates=self._means.order(plan))
-            elif plan.stop == "diverged" and plan.start is Start.COMPLETE and plan.replayed:
-                # A second request leaves others' tokens here: a third may.
+            elif plan.worth_saving:
+                # A second request ends its match here: a third may.
                 load = replace(load, save=self._saver.order(tracked, plan.matched, load.states))
             self._loads.append(load)
             if self._geometry.aligned_states and not plan.exact:
