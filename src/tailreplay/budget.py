@@ -78,7 +78,7 @@ class Ratio:
             raise InvalidRequestError(f"The replay ratio must be a number in (0, 1], got {self.r!r}.", "ratio")
         if isinstance(self.min_tokens, bool) or not isinstance(self.min_tokens, int) or self.min_tokens < 0:
             raise InvalidRequestError(
-                f"min_tokens must be a whole number and not negative, got {self.min_tokens!r}.", "min_tokens"
+                f"min_tokens must be a whole number and must not be negative, got {self.min_tokens!r}.", "min_tokens"
             )
 
     def tail(self, matched: int, group: Group) -> int:
