@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _MODULES = (
-    *("_pydecimal", "doctest", "difflib", "string", "argparse", "logging", "optparse", "pickletools", "threading"),
+    *("doctest", "difflib", "string", "argparse", "logging", "optparse", "pickletools", "threading"),
     *("tempfile", "random", "turtle", "statistics", "zipfile", "shlex", "csv", "ast", "datetime"),
 )
 
