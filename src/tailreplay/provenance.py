@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 
 class Start(IntEnum):
-    """What the replay of a hit began with. Smaller is better.
+    """What the replay of a hit began with. Of two copies of a page that differ in nothing else, the smaller one stays.
 
     ``COMPLETE``: nothing is neglected (the whole prefix, or all since a saved state). ``MIXED``: halfway between an earlier
     saved state, stale as it was, and the model's mean state. ``CARRIED``: the former alone. ``MEAN``: the latter alone.
-    ``ZERO``: zero states, as in the Tail-Replay paper (arXiv 2608.30310). Measured in docs/method.md.
+    ``ZERO``: zero states, as in the Tail-Replay paper (arXiv 2608.30310). docs/method.md has how close each comes, by the
+    anchor's distance.
     """
 
     COMPLETE = 0

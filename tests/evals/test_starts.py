@@ -12,7 +12,7 @@ import torch
 from tailreplay.engines.transformers import compat
 from tailreplay.errors import InvalidRequestError
 from tailreplay.evals.document import Document
-from tailreplay.evals.mean_state import blend, calibration_text, mean_state
+from tailreplay.evals.mean_state import calibration_text, mean_state, mix
 from tailreplay.evals.measure import Asker
 from tailreplay.evals.methods import label, ordered, parse_method, parse_methods
 from tailreplay.evals.prefix import Prefix
@@ -92,7 +92,7 @@ def test_the_mean_state_is_the_mean_of_states_and_mixed_lies_halfway(bench: Benc
         for found, *two in zip(*(compat.states(cache, layer) for cache in (mean, once, twice)), strict=True):
             assert found.numpy() == pytest.approx((two[0] + two[1]).numpy() / 2, abs=1e-3)
     halfway = [(compat.states(once, i)[1] + compat.states(mean, i)[1]) / 2 for i in layers]
-    blend(once, mean, layers, 0.5)
+    mix(backbone, once, mean)
     for layer, wanted in zip(layers, halfway, strict=True):
         assert compat.states(once, layer)[1].numpy() == pytest.approx(wanted.numpy(), abs=1e-6)
 

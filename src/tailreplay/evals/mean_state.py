@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tailreplay.engines.transformers import HybridLM, compat
+from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.mean_state import mean_states
 from tailreplay.errors import InvalidRequestError
-from tailreplay.mean_states import EVERY, FIRST, TOKENS
+from tailreplay.mean_states import EVERY, FIRST, TOKENS, begin_with
 from tailreplay.prose import calibration_text
 
-__all__ = ["TOKENS", "blend", "calibration_text", "mean_state"]
+__all__ = ["TOKENS", "calibration_text", "mean_state", "mix"]
 
 
 def mean_state(lm: HybridLM, ids: Sequence[int], every: int = EVERY, first: int = FIRST) -> compat.DynamicCache:
@@ -37,9 +38,10 @@ def mean_state(lm: HybridLM, ids: Sequence[int], every: int = EVERY, first: int 
     return cache
 
 
-def blend(target: compat.DynamicCache, other: compat.DynamicCache, layers: Sequence[int], share: float) -> None:
-    """Move recurrent states by `share` of the way to `other`'s. Mutates `target`; convolution states stay as they are."""
-    for layer in layers:
-        state, towards = compat.states(target, layer)[1], compat.states(other, layer)[1]
-        if state is not None and towards is not None:
-            state.lerp_(towards.to(state.dtype), share)
+def mix(backbone: Backbone, target: compat.DynamicCache, mean: compat.DynamicCache) -> None:
+    """Mix the mean state into the recurrent states of `target`, as the engines do for a "mixed" start. Mutates `target`."""
+    specs = backbone.states
+    views, states = specs.read(target), specs.read(mean)
+    assert views is not None
+    assert states is not None
+    begin_with(views, states, specs.recurrent, mixed=True)

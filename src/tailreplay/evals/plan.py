@@ -15,7 +15,7 @@ from tailreplay.engines.transformers.families.registry import family_of
 from tailreplay.errors import InvalidRequestError, UnsupportedModelError
 from tailreplay.evals.material import Material, python_topics, text_file
 from tailreplay.evals.methods import EXACT, Method, parse_methods
-from tailreplay.evals.start_rules import ANCHOR_INTERVAL, check_interval
+from tailreplay.evals.start_rules import ANCHOR_INTERVAL, check_distance
 from tailreplay.evals.tasks.base import VERSION, Task
 from tailreplay.evals.tasks.registry import tasks_named
 from tailreplay.sizes import parse_bytes
@@ -100,7 +100,7 @@ class EvalPlan:
         """
         if not self.chosen_tasks():
             raise InvalidRequestError("There is no task to measure.")
-        check_interval(self.anchor_interval)
+        check_distance(self.anchor_interval)
         self.chosen_methods()
         if self.samples < 1 or self.min_tail < 0 or self.hits < 0:
             raise InvalidRequestError("--samples must be at least 1, --min-tail and --hits at least 0.")

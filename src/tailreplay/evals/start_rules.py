@@ -138,7 +138,7 @@ def name_of(start: Start, told: bool) -> str:
     return f"{start.kind}{ratio}" + (f"/{start.anchor.name}" if told else "")
 
 
-def check_interval(interval: int) -> None:
+def check_distance(interval: int) -> None:
     """Refuse what is no distance between anchors.
 
     Raises
@@ -152,7 +152,7 @@ def check_interval(interval: int) -> None:
 
 def _anchor(where: str) -> Anchor:
     if not where.endswith("%"):
-        check_interval(int(where))
+        check_distance(int(where))
         return Anchor(int(where))
     share = float(where.removesuffix("%")) / 100
     if not 0 <= share <= 1:

@@ -11,13 +11,10 @@ from tailreplay.engines.transformers import compat
 from tailreplay.engines.transformers.backbone import Backbone
 from tailreplay.engines.transformers.replay import ReadHidden, replay
 from tailreplay.evals.branches import KeysValues
-from tailreplay.evals.mean_state import blend
+from tailreplay.evals.mean_state import mix
 from tailreplay.evals.start_rules import ANCHORED, DECAYED, MEAN, MIXED, RECOMPUTE, Start
-from tailreplay.evals.trail import Trail, stateful_layers
+from tailreplay.evals.trail import Trail
 from tailreplay.topology import Topology
-
-MEAN_SHARE = 0.5
-"""Of the mean state in a "mixed" start."""
 
 
 class KeptLayer(compat.DynamicLayer):  # type: ignore[misc]
@@ -112,7 +109,7 @@ def _put_anchor(
         if not anchor:
             compat.copy_states(mean, cache)
         elif start.kind == MIXED:
-            blend(cache, mean, stateful_layers(backbone), MEAN_SHARE)
+            mix(backbone, cache, mean)
         else:
             trail.decay(cache, anchor, stop, mean)
 
